@@ -1,7 +1,7 @@
-"""Hand-made schedules: a time for every step and every pair of nodes, and a model of time to compare with.
+"""Hand-made schedules: a duration for every step and every pair of nodes, and an independent model to compare with.
 
-Two things that share nothing: components for an experiment, and :class:`World`, in which a test writes an algorithm down
-again in NumPy and float64.
+The components for an experiment share no code with :class:`World`, in which a test models an algorithm in NumPy and
+float64.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Array = NDArray[np.float64]
 LR = 0.1
 FEATURES = 12
 DOWNLINK = 60_000.0
-"""Bytes a second: fast, but what waited for another message to arrive doesn't arrive together with it."""
+"""Bytes per second: fast, but messages that queue for the downlink still arrive one after the other."""
 
 # --- components of an experiment
 
 
 class Steps(ComputeProfile):
-    """Node i's step number k takes durations[i][k modulo their number]."""
+    """Step k of node i takes durations[i][k modulo the row's length]."""
 
     durations: list[list[float]]
 
@@ -52,7 +52,7 @@ class _Pairs(Conditions):
 
 
 class Pairs(Network):
-    """A latency for every (source, to), and bytes a second for every uplink (none: all is unlimited)."""
+    """A latency for every (source, to), and bytes per second for every uplink (None: all links are unlimited)."""
 
     latency_s: list[list[float]]
     uplink: list[float] | None = None
@@ -68,7 +68,7 @@ _sent: list[list[tuple[int, tuple[str | int, ...], int, int]]] = []
 
 
 class Postbook(NodeWrapper):
-    """Notes (source, tag, to, the source's round) of every message, for the test that made it."""
+    """Records (source, tag, to, the source's round) of every message."""
 
     number: int
 
@@ -115,7 +115,7 @@ def experiment(
 
 
 def play(described: Experiment, out: Path) -> tuple[Run, Sent]:
-    """The run, and what was sent in it, in the order of sending."""
+    """The run, and its messages in the order of sending."""
     _sent.append([])
     noted = described.model_copy(update={"wrappers": (Postbook(number=len(_sent) - 1),)})
     return gossamer.run(noted, out, command=["test"]), _sent[-1]
@@ -137,12 +137,12 @@ class Learner:
 
 
 class World:
-    """Processes in time. A process is a generator that yields for how many seconds it does nothing.
+    """Processes in time. A process is a generator that yields the seconds until it continues.
 
     Attributes:
         now: seconds.
-        X: the models, one row a node [nodes, params].
-        learners: what the nodes learn from.
+        X: the models, one row per node [nodes, params].
+        learners: the nodes' data and gradient descent on it.
     """
 
     def __init__(self, described: Experiment) -> None:
@@ -165,7 +165,7 @@ class World:
             return
 
     def run(self, until: float) -> Array:
-        """What has become of the models by then."""
+        """The models at that time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, call = heapq.heappop(self._events)
             call()
@@ -174,7 +174,7 @@ class World:
 
 @dataclass(eq=False)
 class Parcel:
-    """A message on its way: on its sender's uplink from start to end, at its receiver when it is through."""
+    """A message in flight: on its sender's uplink from start to end, delivered at :meth:`through`."""
 
     size: float
     start: float
@@ -191,8 +191,8 @@ class Parcel:
 
 
 class Wires:
-    """Uplinks of a rate each, and downlinks of ``DOWNLINK``, which carry one message at a time. (Where uplinks are unlimited,
-    so are downlinks.)"""
+    """Uplinks with one rate each and downlinks of ``DOWNLINK``, which carry one message at a time. (Where uplinks are
+    unlimited, so are downlinks.)"""
 
     def __init__(self, world: World, rates: list[float]) -> None:
         self._world, self._rates = world, rates
@@ -209,13 +209,13 @@ class Wires:
         return parcel
 
     def drop(self, source: int) -> int:
-        """Take back what has not left whole; how many that were."""
+        """Cancel the messages that have not left completely, and return their number."""
         now = self._world.now
         late = [parcel for parcel in self._sent[source] if parcel.end > now]
         for parcel in late:
             parcel.size *= max(now - parcel.start, 0) / (parcel.end - parcel.start)
             parcel.dropped, parcel.end = True, now
-            parcel.done = parcel.size == 0  # nothing of it comes
+            parcel.done = parcel.size == 0  # none of it arrives
         self._sent[source] = []
         for coming in self._coming:
             for parcel in coming:
@@ -230,7 +230,7 @@ class Wires:
             self._look(parcel)
 
     def _look(self, parcel: Parcel) -> None:
-        """Deliver it if it is through, else look again when it may be."""
+        """Deliver the parcel if it is through, else look again when it may be."""
         if parcel.done:
             return
         left = parcel.through() - self._world.now

@@ -1,4 +1,4 @@
-"""AD-PSGD: against a model of it in NumPy, the sum that averaging keeps, and who is active."""
+"""AD-PSGD: against a NumPy model, the sum that averaging preserves, and the choice of active nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gossamer.node import questions
 from gossamer.results.checkpoints import newest
 from gossamer.topology import Graph
 
-# Unlike each other, and never two things at one instant.
+# All durations differ, so that no two events fall on one instant.
 SECONDS = [[0.311, 0.173], [0.2087], [0.4409, 0.1201, 0.2593], [0.1499], [0.6007]]
 LATENCY = [[0.0517 + 0.0371 * ((3 * i + 5 * j) % 7) + 0.0013 * i for j in range(5)] for i in range(5)]
 PATH = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 1)]  # bipartite: 0, 2, 4 are active
@@ -53,9 +53,9 @@ def model(
     def averaging(i: int, j: int) -> Iterator[float]:
         while late[i]:
             world.X[i] -= late[i].pop()
-        asked = world.X[i].copy()
+        question = world.X[i].copy()
         yield latency[i][j]
-        half = (asked - world.X[j]) / 2
+        half = (question - world.X[j]) / 2
         world.X[j] += half
         yield latency[j][i]
         if latency[i][j] + latency[j][i] < timeout:
@@ -86,8 +86,8 @@ def partners_in(sent: Sent) -> dict[tuple[int, int], int]:
 
 @pytest.mark.parametrize("options", [{}, {"local_steps": 2}, {"wait_free": True}], ids=str)
 @pytest.mark.parametrize("until", [1.1, 4.7])
-def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], until: float) -> None:
-    """Stale gradients, answers on their way, models that moved since they were sent: all that order decides."""
+def test_models_match_numpy(tmp_path: Path, options: dict[str, Any], until: float) -> None:
+    """Covers stale gradients, answers in flight, and models that changed since they were sent."""
     described = experiment(
         {"name": "ad-psgd", **options},
         SECONDS,
@@ -108,12 +108,12 @@ def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], until
     )
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
-    # Had the active side taken the average of what was said, or the steps begun at what came in, it would end elsewhere.
+    # The result depends on the latency, so the order of events matters here.
     other = model(described, partners, until, [[0.0] * 5] * 5)
     assert np.abs(expected - other).max() > 1e-3
 
 
-def test_a_wait_free_node_does_not_wait_for_its_averaging(tmp_path: Path) -> None:
+def test_wait_free_node_does_not_wait_for_averaging(tmp_path: Path) -> None:
     slow = [[10 * seconds for seconds in row] for row in LATENCY]
     rounds, questions = {}, {}
     for wait_free in (False, True):
@@ -126,7 +126,7 @@ def test_a_wait_free_node_does_not_wait_for_its_averaging(tmp_path: Path) -> Non
     assert questions[True] < rounds[True] / 2
 
 
-def test_an_answer_that_is_too_late_to_wait_for_counts_from_the_next_round_on(tmp_path: Path) -> None:
+def test_late_answer_counts_from_the_next_round(tmp_path: Path) -> None:
     far = [[0.15 + 0.1 * j + 0.013 * i for j in range(5)] for i in range(5)]
     algorithm = {"name": "ad-psgd", "timeout_s": 0.5}
     described = experiment(algorithm, SECONDS, far, stop={"time_s": 5.3})
@@ -143,7 +143,7 @@ def test_an_answer_that_is_too_late_to_wait_for_counts_from_the_next_round_on(tm
 
 
 class Muffled(NodeWrapper):
-    """Some kind of message is never heard."""
+    """Drops all messages of one kind."""
 
     kind: str
 
@@ -152,7 +152,7 @@ class Muffled(NodeWrapper):
 
 
 @pytest.mark.parametrize("kind", ["average", "answer"])
-def test_a_message_that_is_lost_costs_the_time_out(tmp_path: Path, kind: str) -> None:
+def test_lost_message_costs_the_timeout(tmp_path: Path, kind: str) -> None:
     algorithm = {"name": "ad-psgd", "timeout_s": 0.75}
     described = experiment(
         algorithm, [[0.25]] * 4, [[0.1] * 4] * 4, wrappers=[Muffled(kind=kind)], stop={"rounds": 4}
@@ -170,7 +170,7 @@ _sums: dict[int, list[torch.Tensor]] = {}
 
 
 class Watched(ADPSGD):
-    """AD-PSGD with an eye on the sum of all models and of what is on its way."""
+    """AD-PSGD that records the sum of all models and of the answers in flight."""
 
     number: int
 
@@ -189,7 +189,7 @@ class Watched(ADPSGD):
 
 
 class Flights(NodeWrapper):
-    """Knows which answers are on their way: from the sending to the moment in which the asker takes them."""
+    """Tracks the answers in flight, from the sending until the asking node takes them."""
 
     number: int
 
@@ -211,8 +211,8 @@ class Flights(NodeWrapper):
         return message
 
 
-def test_averaging_keeps_the_sum_of_all_models_at_every_instant(tmp_path: Path) -> None:
-    """What one side has gained and the other not yet given is on its way in the answer."""
+def test_averaging_keeps_the_sum_of_models_and_answers(tmp_path: Path) -> None:
+    """The answer in flight carries what one side has gained and the other has not yet given."""
     number = len(_sums)
     _nodes[number], _flying[number], _sums[number] = [], [], []
     described = experiment(
@@ -220,7 +220,7 @@ def test_averaging_keeps_the_sum_of_all_models_at_every_instant(tmp_path: Path) 
         SECONDS,
         LATENCY,
         topology=edges(tmp_path / "edges.txt", PATH),
-        optimizer={"name": "sgd", "lr": 1e-30},  # nothing but averaging moves a model
+        optimizer={"name": "sgd", "lr": 1e-30},  # only averaging moves a model
         wrappers=[Flights(number=number)],
         stop={"time_s": 8.0},
     )
@@ -229,7 +229,7 @@ def test_averaging_keeps_the_sum_of_all_models_at_every_instant(tmp_path: Path) 
     seen = torch.stack(_sums[number]).numpy()
     assert len(seen) > 200
     np.testing.assert_allclose(seen.sum(axis=1), np.tile(start.sum(axis=0), (len(seen), 1)), atol=2e-5)
-    # It is not kept by the models alone, and they have come closer.
+    # The models alone do not keep the sum, and they have come closer.
     assert np.abs(seen[:, 0] - start.sum(axis=0)).max() > 0.1
     assert run.parameters is not None
     assert run.parameters.std(dim=0).max() < 0.3 * start.std(axis=0).max()
@@ -243,13 +243,13 @@ SLOW = [[4 * seconds for seconds in row] for row in LATENCY]
     ("latency", "timeout_s", "kept"),
     [
         (SLOW, 30.0, True),
-        ([[0.3] * 5] * 5, 0.5, True),  # every answer is given up, and comes
+        ([[0.3] * 5] * 5, 0.5, True),  # every answer is late but arrives
         ([[0.49] * 5] * 5, 0.5, True),
-        ([[0.51] * 5] * 5, 0.5, False),  # the last ones come after twice the time
+        ([[0.51] * 5] * 5, 0.5, False),  # the last answers come after twice the timeout
     ],
     ids=["in time", "late", "just in time", "too late"],
 )
-def test_at_the_end_of_its_rounds_a_node_waits_for_the_answers_that_it_is_owed(
+def test_node_waits_for_outstanding_answers_at_the_end(
     tmp_path: Path, latency: list[list[float]], timeout_s: float, kept: bool, wait_free: bool
 ) -> None:
     described = experiment(
@@ -265,13 +265,11 @@ def test_at_the_end_of_its_rounds_a_node_waits_for_the_answers_that_it_is_owed(
     assert run.parameters is not None
     missing = np.abs(run.parameters.double().sum(dim=0).numpy() - start.sum(axis=0)).max()
     assert (missing < 1e-6 * len(start) * np.abs(start).max()) == kept
-    assert run.parameters.std(dim=0).max() < 0.8 * start.std(axis=0).max()  # they did average
+    assert run.parameters.std(dim=0).max() < 0.8 * start.std(axis=0).max()  # averaging did take place
 
 
-def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Answers that never come are remembered, but not without bound."""
+def test_outstanding_questions_are_saved_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions without an answer are remembered, up to a bound."""
     described = experiment(
         {"name": "ad-psgd", "timeout_s": 0.75},
         [[0.25]] * 4,
@@ -284,8 +282,8 @@ def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(
     run = gossamer.run(described, tmp_path)
     checkpoint = newest(run.path / "checkpoints")
     assert checkpoint is not None
-    owed = [[q[1][1] for q in checkpoint.read(rank).state.get("~questions", [])] for rank in range(4)]
-    assert owed == [[3, 4, 5], [], [3, 4, 5], []]
+    open_rounds = [[q[1][1] for q in checkpoint.read(rank).state.get("~questions", [])] for rank in range(4)]
+    assert open_rounds == [[3, 4, 5], [], [3, 4, 5], []]
 
 
 # --- roles
@@ -293,7 +291,7 @@ def test_what_is_owed_survives_a_checkpoint_and_does_not_pile_up(
 
 @settings(max_examples=100)
 @given(st.integers(2, 12), st.floats(0.1, 1.0), st.integers(0, 2**20))
-def test_every_node_of_a_connected_graph_has_somebody_to_average_with(n: int, p: float, seed: int) -> None:
+def test_every_node_of_a_connected_graph_has_a_partner(n: int, p: float, seed: int) -> None:
     drawn = nx.compose(nx.gnp_random_graph(n, p, seed), nx.random_labeled_tree(n, seed=seed))
     graph = Graph.from_networkx(drawn)
     active = active_ranks(graph)
@@ -304,7 +302,7 @@ def test_every_node_of_a_connected_graph_has_somebody_to_average_with(n: int, p:
         assert active in [frozenset(side) for side in nx.bipartite.sets(drawn)]
 
 
-def test_roles_by_hand() -> None:
+def test_active_ranks_of_small_graphs() -> None:
     assert active_ranks(Graph(4, [(0, 1), (0, 2), (0, 3)])) == {0}
     assert active_ranks(Graph(4, [(3, 0), (3, 1), (3, 2)])) == {0, 1, 2}
     assert active_ranks(Graph(6, [(i, j) for i in range(6) for j in range(i)])) == {0, 2, 4}
@@ -318,7 +316,7 @@ def test_roles_by_hand() -> None:
         ({"name": "complete", "allow_disconnected": True}, 1, "node 0 has no neighbour to average with"),
     ],
 )
-def test_graphs_on_which_it_can_not_run(tmp_path: Path, topology: Any, nodes: int, named: str) -> None:
+def test_unsupported_graphs_are_refused(tmp_path: Path, topology: Any, nodes: int, named: str) -> None:
     seconds = [[0.1]] * nodes
     with pytest.raises(BadInput, match=named):
         play(

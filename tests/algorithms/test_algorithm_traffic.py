@@ -1,4 +1,4 @@
-"""How much the algorithms say: messages a round, and the share of a model in each."""
+"""Traffic of the algorithms: messages per round, and the share of a model in each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def play(out: Path, algorithm: Any, **changes: Any) -> Run:
 @pytest.mark.parametrize(
     ("algorithm", "messages", "models"),
     [
-        # Messages a round, and models in them, of the nodes 0 to 5; node 0 is the hub of the star.
+        # Messages and models per round of nodes 0 to 5; node 0 is the hub of the star.
         ("d-psgd", [5, 1, 1, 1, 1, 1], [5, 1, 1, 1, 1, 1]),
         ({"name": "d-psgd", "overlap": True}, [5, 1, 1, 1, 1, 1], [5, 1, 1, 1, 1, 1]),
         ({"name": "epidemic-oracle", "degree": 3}, [3] * 6, [3] * 6),
@@ -55,7 +55,7 @@ def play(out: Path, algorithm: Any, **changes: Any) -> Run:
     ],
     ids=str,
 )
-def test_messages_and_models_a_round(
+def test_messages_and_model_bytes_per_round(
     tmp_path: Path, algorithm: Any, messages: list[float], models: list[float]
 ) -> None:
     run = play(tmp_path, algorithm)
@@ -91,7 +91,7 @@ def test_centralized_gives_all_data_to_one_node(tmp_path: Path) -> None:
         "gossip-learning",
     ],
 )
-def test_local_steps_are_counted_and_take_their_time(tmp_path: Path, name: str, local_steps: int) -> None:
+def test_local_steps_are_counted_and_take_time(tmp_path: Path, name: str, local_steps: int) -> None:
     """Links cost nothing here, so a round lasts as long as its steps."""
     degree = {"degree": 2} if name.startswith("epidemic") else {}
     run = play(

@@ -1,4 +1,4 @@
-"""Algorithms with compressed differences, against NumPy with a top-k of its own; changing graphs; what is lost is sent later."""
+"""Algorithms with compressed differences, against NumPy with its own top-k, on fixed and changing graphs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def deepsqueeze(data: Data, rounds: int, W: Callable[[int], Array]) -> Array:
 
 
 def beer(data: Data, rounds: int, W: Callable[[int], Array]) -> Array:
-    """Algorithm 1, in the columns-are-parameters form; the mixing of a round uses what was known after the round before."""
+    """Algorithm 1 with one row per node; a round mixes the replicas of the round before."""
     X, identity = data.initial, np.eye(NODES)
     H = G = np.zeros_like(X)
     V = gradient = gradients(data, X)
@@ -100,7 +100,7 @@ def beer(data: Data, rounds: int, W: Callable[[int], Array]) -> Array:
 
 @pytest.mark.parametrize("topology", [RING, CHANGING], ids=["ring", "changing"])
 @pytest.mark.parametrize("reference", [choco, deepsqueeze, beer])
-def test_it_is_its_reference(reference: Any, topology: dict[str, Any], tmp_path: Path) -> None:
+def test_models_match_numpy(reference: Any, topology: dict[str, Any], tmp_path: Path) -> None:
     name = {"choco": "choco-sgd"}.get(reference.__name__, reference.__name__)
     experiment = described(name, 7, topology=topology)
     run = play(experiment, tmp_path)
@@ -110,7 +110,7 @@ def test_it_is_its_reference(reference: Any, topology: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize("codec", [None, "identity"])
-def test_choco_and_deepsqueeze_without_a_loss_are_d_psgd(codec: Any, tmp_path: Path) -> None:
+def test_choco_and_deepsqueeze_without_compression_are_d_psgd(codec: Any, tmp_path: Path) -> None:
     plain = play(described({"name": "d-psgd"}, 6, codec=None), tmp_path / "plain")  # type: ignore[arg-type]
     for name in ("choco-sgd", "deepsqueeze"):
         run = play(described({"name": name, "gamma": 1.0}, 6, codec=codec), tmp_path / name)  # type: ignore[arg-type]
@@ -137,8 +137,8 @@ DIFFERENCES: list[Any] = [
     ],
     ids=str,
 )
-def test_nodes_agree_though_each_message_loses_most(codec: Any, tmp_path: Path) -> None:
-    """Without learning (a rate of next to nothing), CHOCO-SGD brings all nodes to the average that they began with."""
+def test_choco_reaches_consensus_despite_lossy_messages(codec: Any, tmp_path: Path) -> None:
+    """With a learning rate of almost zero, CHOCO-SGD brings all nodes to their initial average."""
     algorithm: Any = {"name": "choco-sgd", "gamma": 0.2}
     experiment = described(algorithm, 150, codec=codec, lr=1e-12)
     run = play(experiment, tmp_path)
@@ -149,7 +149,7 @@ def test_nodes_agree_though_each_message_loses_most(codec: Any, tmp_path: Path) 
     assert np.abs(X - X.mean(0)).max() < 0.05 * np.abs(start - start.mean(0)).max()
 
 
-def test_beer_finds_the_optimum_where_choco_stalls(tmp_path: Path) -> None:
+def test_beer_reaches_the_optimum_where_choco_stalls(tmp_path: Path) -> None:
     distances = {}
     for name, gamma in (("beer", 0.3), ("choco-sgd", 0.6)):
         experiment = described({"name": name, "gamma": gamma}, 200, lr=0.15)  # type: ignore[arg-type]
@@ -160,7 +160,7 @@ def test_beer_finds_the_optimum_where_choco_stalls(tmp_path: Path) -> None:
 
 
 class Wire(NodeWrapper):
-    """Notes whether each message was encoded."""
+    """Records whether each message was encoded."""
 
     def incoming(self, node: Any, message: Message) -> Message:
         coded = isinstance(message.payload.parameters, Coded)
@@ -171,7 +171,7 @@ class Wire(NodeWrapper):
 SEEN: list[tuple[int, int, int, bool]] = []
 
 
-def test_new_neighbours_get_the_replica_itself(tmp_path: Path) -> None:
+def test_new_neighbours_receive_the_whole_replica(tmp_path: Path) -> None:
     SEEN.clear()
     experiment = described("choco-sgd", 6, topology=CHANGING, wrappers=[f"{__name__}:Wire"])
     play(experiment, tmp_path)
@@ -183,7 +183,7 @@ def test_new_neighbours_get_the_replica_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["choco-sgd", "deepsqueeze", "beer"])
-def test_a_resumed_run_and_real_processes_keep_the_bits(algorithm: str, tmp_path: Path) -> None:
+def test_resumed_runs_and_processes_keep_the_bits(algorithm: str, tmp_path: Path) -> None:
     codec = [{"name": "top-k", "fraction": 0.5}, {"name": "quantize", "bits": 5}]
     whole = gossamer.run(described(algorithm, 6, codec=codec), tmp_path / "whole")
     cut = gossamer.run(described(algorithm, 3, codec=codec, checkpoint={"every_rounds": 3}), tmp_path / "cut")
@@ -197,7 +197,7 @@ def test_a_resumed_run_and_real_processes_keep_the_bits(algorithm: str, tmp_path
 
 
 @pytest.mark.parametrize("codec", ["sign", "stc", "low-rank"])
-def test_what_is_for_differences_is_refused_where_models_are_sent(codec: str, tmp_path: Path) -> None:
+def test_codecs_for_differences_are_refused_for_whole_models(codec: str, tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=f"codec: {codec}, which encodes only differences.*beer, choco-sgd, deepsqueeze"
     ):
@@ -206,20 +206,20 @@ def test_what_is_for_differences_is_refused_where_models_are_sent(codec: str, tm
 
 @pytest.mark.parametrize("algorithm", ["choco-sgd", "beer"])
 @pytest.mark.parametrize("gather", [{"timeout_s": 5.0}, {"lost_peer": "skip"}], ids=str)
-def test_a_wait_that_may_end_early_is_refused(algorithm: str, gather: dict[str, Any], tmp_path: Path) -> None:
+def test_gather_that_may_end_early_is_refused(algorithm: str, gather: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f"gather: {algorithm} needs every message"):
         gossamer.run(described(algorithm, 2, gather=gather), tmp_path)
 
 
 @pytest.mark.parametrize("algorithm", ["choco-sgd", "deepsqueeze", "beer"])
-def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) -> None:
+def test_weights_must_be_doubly_stochastic(algorithm: str, tmp_path: Path) -> None:
     topology = {"name": "star", "weights": "uniform"}
     with pytest.raises(BadInput, match=rf"topology\.weights: not doubly stochastic .* for {algorithm}"):
         gossamer.run(described(algorithm, 2, topology=topology), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("codec", "said"),
+    ("codec", "problem"),
     [
         ({"name": "qsgd"}, "codec: qsgd, whose error can exceed the difference itself.*contract: true"),
         (
@@ -228,13 +228,13 @@ def test_weights_have_to_be_doubly_stochastic(algorithm: str, tmp_path: Path) ->
         ),
     ],
 )
-def test_a_codec_that_loses_more_than_there_is_is_refused(codec: Any, said: str, tmp_path: Path) -> None:
+def test_non_contracting_codec_is_refused(codec: Any, problem: str, tmp_path: Path) -> None:
     task = {"name": "least-squares", "features": 9, "samples": 4 * NODES}
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=problem):
         gossamer.run(described("choco-sgd", 2, codec=codec, task=task), tmp_path)
 
 
-def test_compressing_is_for_algorithms_that_send_differences(tmp_path: Path) -> None:
+def test_compress_requires_an_algorithm_that_sends_differences(tmp_path: Path) -> None:
     async def body(node: Any) -> None:
         with pytest.raises(ValueError, match=r"node\.compress: accepted with sends_differences = True"):
             node.compress(node.parameters)
@@ -242,7 +242,7 @@ def test_compressing_is_for_algorithms_that_send_differences(tmp_path: Path) -> 
     script(tmp_path, body, 2, codec="wavelet")
 
 
-def test_replicas_need_every_message(tmp_path: Path) -> None:
+def test_choco_refuses_message_loss(tmp_path: Path) -> None:
     lossy = {"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1.0}}
     with pytest.raises(BadInput, match="choco-sgd tolerates no message loss"):
         gossamer.run(described("choco-sgd", 2, network=lossy["network"]), tmp_path)

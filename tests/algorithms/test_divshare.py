@@ -1,5 +1,5 @@
-"""DivShare: its fragments, and the whole of it against a model in NumPy: queues that are dropped, fragments that are
-replaced, what comes late."""
+"""DivShare: its fragments, and the algorithm against a NumPy model with dropped queues, replaced fragments and late
+messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def partition(seed: int, sizes: Sequence[int], parts: int) -> list[NDArray[np.in
     st.lists(st.integers(1, 60), min_size=1, max_size=6),
     st.integers(1, 12),
 )
-def test_fragments_are_a_partition_of_each_tensor(seed: int, sizes: list[int], parts: int) -> None:
+def test_fragments_partition_each_tensor(seed: int, sizes: list[int], parts: int) -> None:
     fragments = [part.tolist() for part in partition(seed, sizes, parts)]
     assert sorted(p for part in fragments for p in part) == list(range(sum(sizes)))
     assert all(part == sorted(part) for part in fragments)
@@ -52,7 +52,7 @@ def test_fragments_are_a_partition_of_each_tensor(seed: int, sizes: list[int], p
         start += size
 
 
-def test_another_seed_another_partition() -> None:
+def test_partition_depends_on_the_seed() -> None:
     one, other = (partition(seed, (100,), 4)[0].tolist() for seed in (1, 2))
     assert one != other
     assert one != list(range(25))
@@ -63,8 +63,8 @@ GN_LENET = (2400, 32, 32, 32, 25600, 32, 32, 32, 51200, 64, 64, 64, 10240, 10)
 
 
 @pytest.mark.parametrize(("parts", "ratio"), [(10, 1.003), (20, 1.021), (100, 1.485)])
-def test_the_last_fragment_of_the_published_model_is_larger(parts: int, ratio: float) -> None:
-    """As much as that of the published code, which was run: 1.003, 1.021 and 1.485 of the others."""
+def test_last_fragment_of_the_published_model_is_larger(parts: int, ratio: float) -> None:
+    """The ratios are those measured with the published code."""
     assert sum(GN_LENET) == 89_834
     sizes = [len(part) for part in partition(0, GN_LENET, parts)]
     assert len(set(sizes[:-1])) == 1
@@ -75,7 +75,7 @@ _cut: dict[int, list[Any]] = {}
 
 
 class Cutter(Algorithm):
-    """Shows what a node makes of its model."""
+    """Records the fragments that a node cuts its model into."""
 
     number: int
     parts: int
@@ -107,7 +107,7 @@ def cut(tmp_path: Path, parts: int, **task: Any) -> list[Any]:
     return _cut[number]
 
 
-def test_fragments_are_the_same_on_all_nodes_and_hold_the_models_values(tmp_path: Path) -> None:
+def test_fragments_agree_on_all_nodes_and_hold_the_whole_model(tmp_path: Path) -> None:
     seen = cut(tmp_path, 5)
     assert len(seen) == 3
     for model, payloads, indices in seen:
@@ -122,7 +122,7 @@ def test_fragments_are_the_same_on_all_nodes_and_hold_the_models_values(tmp_path
 @given(
     st.integers(0, 2**31), st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 6), st.data()
 )
-def test_the_mean_is_over_what_was_heard_of_each_coordinate(
+def test_mean_covers_the_values_received_of_each_coordinate(
     seed: int, sizes: list[int], parts: int, data: st.DataObject
 ) -> None:
     rng, n = np.random.default_rng(seed), sum(sizes)
@@ -141,15 +141,15 @@ def test_the_mean_is_over_what_was_heard_of_each_coordinate(
     )
 
 
-def test_fragments_without_a_value_are_left_out(tmp_path: Path) -> None:
-    """No tensor of this model has 600 values, so all of them are in the last of 600 fragments."""
+def test_empty_fragments_are_not_sent(tmp_path: Path) -> None:
+    """No tensor of this model has 600 values, so the last of 600 fragments holds them all."""
     [(model, payloads, indices), *_] = cut(tmp_path, 600)
     assert list(payloads) == [599]
     assert torch.equal(payloads[599].parameters, model[indices[599]])
 
 
-def test_buffers_travel_in_fragments_without_a_parameter() -> None:
-    """Of three parameters in one tensor all are in the last of five fragments; of ten buffers two are in each."""
+def test_fragments_without_parameters_carry_buffers() -> None:
+    """The last of five fragments has all three parameters of the one tensor; each has two of ten buffers."""
     node = mock.Mock(spec=Node, buffers=torch.arange(10.0), layout=[Field("w", 0, torch.Size([3]))])
     node.parameters = torch.zeros(3)
     node.rng.return_value = np.random.default_rng(3)
@@ -164,11 +164,11 @@ def test_buffers_travel_in_fragments_without_a_parameter() -> None:
 SECONDS = [[1.013, 1.711], [2.087], [1.409, 1.201, 2.593], [1.499], [0.8007]]
 LATENCY = [[0.0517 + 0.0371 * ((3 * i + 5 * j) % 7) + 0.0013 * i for j in range(5)] for i in range(5)]
 RATES = [900.0, 350.0, 5000.0, 120.0, 90.0]
-"""Bytes a second: a message of some 90 bytes takes from a fiftieth of a second to a whole one."""
+"""Bytes per second: a message of about 90 bytes takes from a fiftieth of a second to a whole one."""
 
 
 def fragments_of(described: Experiment, parts: int) -> list[NDArray[np.int64]]:
-    """The partition that the nodes draw, from the key that all share."""
+    """The partition that all nodes draw from their shared key."""
     from gossamer.randomness import generator
 
     seed = int(generator(described.seed, "algorithm/fragments").integers(2**63))
@@ -185,8 +185,8 @@ def model(
     rates: list[float] = RATES,
     steps: int = 1,
 ) -> tuple[Array, dict[str, int]]:
-    """DivShare as a network of processes, in the order of its authors' code; ``sent`` says who draws whom, and in what
-    order. Also how often what happened, so that a test can say that it was there."""
+    """DivShare as a network of processes, in the order of its authors' code; ``sent`` gives the drawn recipients and
+    their order. Also returns the number of events of each kind, so that a test can check that they occurred."""
     world, seen = World(described), Counter[str]()
     fragments = fragments_of(described, parts)
     sizes = [wire_bytes(("fragment", c), torch.zeros(len(part))) for c, part in enumerate(fragments)]
@@ -244,26 +244,26 @@ def model(
     ],
     ids=str,
 )
-def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], reference: dict[str, Any]) -> None:
+def test_models_match_numpy(tmp_path: Path, options: dict[str, Any], reference: dict[str, Any]) -> None:
     algorithm = {"name": "divshare", **options}
     described = experiment(algorithm, SECONDS, LATENCY, RATES, stop={"time_s": 17.3})
     run, sent = play(described, tmp_path)
     expected, seen = model(described, sent, 17.3, **reference)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
-    # What is to be tested did happen, and matters.
+    # All cases occurred, and they matter.
     drop = reference.get("drop", True)
     assert seen["mixed"] > 20
     assert (seen["dropped"] > 10) == drop
     assert seen["replaced"] > 0
-    # (Of whole models, what has left before the queue is dropped is there before that, too.)
+    # A whole model that has left before the queue is dropped has also arrived before that.
     assert (seen["late"] > 0) == (options["fraction"] < 1)
     other, _ = model(described, sent, 17.3, **{**reference, "drop": not drop})
     assert np.abs(expected - other).max() > 1e-3
 
 
-def test_whom_a_fragment_is_sent_to(tmp_path: Path) -> None:
-    """J distinct others, afresh for each fragment and round, all pairs in random order."""
+def test_recipients_are_drawn_for_each_fragment_and_round(tmp_path: Path) -> None:
+    """Each fragment and round has J distinct recipients, and all pairs are in random order."""
     described = experiment({"name": "divshare", "fraction": 0.25}, SECONDS, LATENCY, stop={"rounds": 40})
     _, sent = play(described, tmp_path)
     J = math.ceil(math.log2(5))
@@ -278,12 +278,12 @@ def test_whom_a_fragment_is_sent_to(tmp_path: Path) -> None:
         sets |= {(r, frozenset(to for c, to in pairs if c == fragment)) for fragment in range(4)}
         counts.update(to for _, to in pairs)
     assert len(orders) > 35
-    assert len({each for _, each in sets}) == 4  # all choices of 3 of the 4 others
+    assert len({recipients for _, recipients in sets}) == 4  # all choices of 3 of the 4 others
     # Each of 4 others with probability 3/4 in 160 draws: 120, standard deviation 5.5.
     assert all(abs(counts[to] - 120) < 28 for to in (0, 1, 3, 4))
 
 
-def test_recipients_from_the_neighbours(tmp_path: Path) -> None:
+def test_recipients_may_be_drawn_from_the_neighbours(tmp_path: Path) -> None:
     algorithm = {"name": "divshare", "fraction": 0.25, "recipients": 3, "recipients_from": "neighbors"}
     described = experiment(algorithm, SECONDS, LATENCY, topology="star", stop={"rounds": 3})
     _, sent = play(described, tmp_path)
@@ -292,8 +292,8 @@ def test_recipients_from_the_neighbours(tmp_path: Path) -> None:
     assert len([1 for source, _, _, at in sent if (source, at) == (1, 0)]) == 4 * 1
 
 
-def test_a_kept_queue_is_not_longer_than_its_backlog(tmp_path: Path) -> None:
-    """A node with 90 bytes a second and 0.8 s a round waits for its uplink, if it may keep two rounds' messages."""
+def test_kept_queue_is_limited_by_the_backlog(tmp_path: Path) -> None:
+    """A node with 90 bytes per second and 0.8 s per round waits for its uplink if it may keep two rounds' messages."""
     rounds = {}
     for backlog in (2, None):
         algorithm = {"name": "divshare", "fraction": 1, "queue": "keep", "backlog": backlog}
@@ -307,8 +307,8 @@ def test_a_kept_queue_is_not_longer_than_its_backlog(tmp_path: Path) -> None:
     assert rounds[2] == pytest.approx(60.0 * 90 / (3 * size), abs=4)
 
 
-def test_the_share_received_is_recorded(tmp_path: Path) -> None:
-    """Without limits all J C fragments of each node arrive, nodes being equally fast: 1 on average over the nodes."""
+def test_received_share_is_recorded(tmp_path: Path) -> None:
+    """Nodes are equally fast and links unlimited, so all J C fragments arrive: the mean share is 1."""
     algorithm = {"name": "divshare", "fraction": 0.25, "recipients": 2}
     described = experiment(
         algorithm, [[1.0]] * 5, [[0.1] * 5] * 5, evaluation={"every_rounds": 1}, stop={"rounds": 6}
@@ -321,7 +321,7 @@ def test_the_share_received_is_recorded(tmp_path: Path) -> None:
     assert shares == pytest.approx([0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
 
 
-def test_messages_that_were_dropped_are_counted(tmp_path: Path) -> None:
+def test_cancelled_messages_are_counted(tmp_path: Path) -> None:
     algorithm = {"name": "divshare", "fraction": 0.25}
     described = experiment(algorithm, SECONDS, LATENCY, RATES, stop={"time_s": 17.3})
     run, sent = play(described, tmp_path)
@@ -342,6 +342,6 @@ def test_messages_that_were_dropped_are_counted(tmp_path: Path) -> None:
         ({"backlog": 2}, r'algorithm\.backlog: 2 with queue "drop"; accepted: null, or "keep"'),
     ],
 )
-def test_bad_input(tmp_path: Path, algorithm: dict[str, Any], named: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, algorithm: dict[str, Any], named: str) -> None:
     with pytest.raises(BadInput, match=named):
         play(experiment({"name": "divshare", **algorithm}, SECONDS, LATENCY, stop={"rounds": 1}), tmp_path)

@@ -1,4 +1,4 @@
-"""The rivals of DivShare as in its authors' code, against models of them in NumPy."""
+"""The baselines of DivShare as in its authors' code, against NumPy models."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gossamer.messages import wire_bytes
 SECONDS = [[1.013, 1.711], [2.087], [1.409, 1.201, 2.593], [1.499], [0.8007]]
 LATENCY = [[0.0517 + 0.0371 * ((3 * i + 5 * j) % 7) + 0.0013 * i for j in range(5)] for i in range(5)]
 RATES = [900.0, 350.0, 5000.0, 160.0, 120.0]
-"""Bytes a second: a model of some 120 bytes takes a second on the last uplink."""
+"""Bytes per second: a model of about 120 bytes takes a second on the last uplink."""
 
 
 def model(
     described: Experiment, sent: Sent, until: float, rates: list[float] = RATES
 ) -> tuple[Array, Counter[str], list[list[float]], list[int]]:
-    """Rounds of: steps; queue the model for some; average with the newest model of everybody heard. Who is asked is
-    answered with the model after the last steps.
+    """Rounds of steps, sending the model to the drawn recipients, and averaging with the newest model of each sender.
+    A question is answered with the model after the last steps.
 
     Returns:
-        The models; what was seen; by node, the ages of all that it averaged with; and how many gave way to newer ones.
+        The models; event counts; by node, the ages of the models it averaged with; and its superseded messages.
     """
     world, seen = World(described), Counter[str]()
     ages: list[list[float]] = [[] for _ in SECONDS]
@@ -80,7 +80,7 @@ def model(
     [{"name": "ad-psgd-artifact", "degree": 5}, {"name": "swift-artifact"}],
     ids=str,
 )
-def test_it_ends_where_numpy_does(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_models_match_numpy(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     described = experiment(algorithm, SECONDS, LATENCY, RATES, stop={"time_s": 17.3})
     run, sent = play(described, tmp_path)
     expected, seen, ages, superseded = model(described, sent, 17.3)
@@ -89,7 +89,7 @@ def test_it_ends_where_numpy_does(tmp_path: Path, algorithm: dict[str, Any]) -> 
     assert seen["mixed"] > 20
     assert (seen["answered"] > 20) == (algorithm["name"] == "ad-psgd-artifact")
     rows = run.metrics.filter(run.metrics["node"] >= 0).sort("node")
-    np.testing.assert_allclose(rows["staleness_s"], [np.mean(each) for each in ages], rtol=1e-6)
+    np.testing.assert_allclose(rows["staleness_s"], [np.mean(row) for row in ages], rtol=1e-6)
     np.testing.assert_allclose(rows["staleness_max_s"], list(map(max, ages)), rtol=1e-6)
     assert rows["messages_superseded"].to_list() == superseded
     assert sum(superseded) > 0
@@ -97,19 +97,19 @@ def test_it_ends_where_numpy_does(tmp_path: Path, algorithm: dict[str, Any]) -> 
     assert np.abs(expected - other).max() > 1e-3
 
 
-def test_questions_and_answers(tmp_path: Path) -> None:
-    """Half the degree are questions, each answered once, by everybody that was asked and as often as it was."""
+def test_questions_are_half_the_degree_and_answered_once(tmp_path: Path) -> None:
+    """Half the degree are questions, and each question is answered once."""
     algorithm = {"name": "ad-psgd-artifact", "degree": 7}
     _, sent = play(experiment(algorithm, SECONDS, LATENCY, stop={"time_s": 20.0}), tmp_path)
     questions = Counter((i, j) for i, tag, j, _ in sent if tag[1] == "question")
     answers = Counter((j, i) for i, tag, j, _ in sent if tag[1] == "answer")
     assert {Counter((i, r) for i, tag, _, r in sent if tag[1] == "question")[i, 0] for i in range(5)} == {3}
     assert answers <= questions
-    assert 0 <= sum(questions.values()) - sum(answers.values()) < 15  # the last ones are on their way
+    assert 0 <= sum(questions.values()) - sum(answers.values()) < 15  # the last answers are in flight
     assert len(questions) == 20
 
 
-def test_the_share_received_is_over_what_a_node_sends(tmp_path: Path) -> None:
+def test_received_share_is_relative_to_the_messages_sent(tmp_path: Path) -> None:
     """An odd degree sends as the even one below it: two questions and, on average, two answers a round."""
     algorithm = {"name": "ad-psgd-artifact", "degree": 5}
     described = experiment(
@@ -123,7 +123,7 @@ def test_the_share_received_is_over_what_a_node_sends(tmp_path: Path) -> None:
     assert {2, 3} <= {round(number) for number in heard} <= {0, 1, 2, 3, 4}
 
 
-def test_a_backlog_that_is_full_makes_a_node_wait(tmp_path: Path) -> None:
+def test_full_backlog_makes_a_node_wait(tmp_path: Path) -> None:
     rounds = {}
     for backlog in (1, None):
         algorithm = {"name": "ad-psgd-artifact", "degree": 6, "backlog": backlog}
@@ -142,6 +142,8 @@ def test_a_backlog_that_is_full_makes_a_node_wait(tmp_path: Path) -> None:
         ({"name": "ad-psgd-artifact"}, 1, r"nodes: 1 for ad-psgd-artifact; accepted: at least 2"),
     ],
 )
-def test_bad_input(tmp_path: Path, algorithm: dict[str, Any], nodes: int, named: str) -> None:
+def test_invalid_settings_are_refused(
+    tmp_path: Path, algorithm: dict[str, Any], nodes: int, named: str
+) -> None:
     with pytest.raises(BadInput, match=named):
         play(experiment(algorithm, SECONDS[:nodes], LATENCY, stop={"rounds": 1}), tmp_path)

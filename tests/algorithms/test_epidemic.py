@@ -1,4 +1,4 @@
-"""Epidemic Learning's graphs, as they are seen on the wire."""
+"""The graphs of Epidemic Learning, as seen on the wire."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def experiment(algorithm: dict[str, Any], nodes: int, rounds: int, seed: int = 1
 
 
 def drawn(name: str, nodes: int, degree: int, rounds: int, seed: int = 1) -> list[set[tuple[int, int]]]:
-    """For each round who sent to whom."""
+    """The (source, to) pairs of each round."""
     with tempfile.TemporaryDirectory() as folder:
         wrapper = Postmark(path=f"{folder}/sent.jsonl")
         algorithm = {"name": name, "degree": degree}
@@ -61,7 +61,7 @@ def drawn(name: str, nodes: int, degree: int, rounds: int, seed: int = 1) -> lis
 
 
 def cases() -> st.SearchStrategy[tuple[int, int]]:
-    """(nodes, degree) of which there are regular graphs."""
+    """(nodes, degree) pairs for which regular graphs exist."""
     return st.integers(4, 9).flatmap(
         lambda nodes: (
             st.integers(1, nodes - 1)
@@ -73,7 +73,7 @@ def cases() -> st.SearchStrategy[tuple[int, int]]:
 
 @settings(max_examples=8)
 @given(cases(), st.integers(0, 2**31))
-def test_the_oracle_draws_regular_undirected_graphs(case: tuple[int, int], seed: int) -> None:
+def test_oracle_draws_regular_undirected_graphs(case: tuple[int, int], seed: int) -> None:
     nodes, degree = case
     for edges in drawn("epidemic-oracle", nodes, degree, 2, seed):
         assert all(i != j for i, j in edges)
@@ -94,7 +94,7 @@ def test_local_nodes_draw_their_own_recipients(case: tuple[int, int], seed: int)
 
 
 @pytest.mark.parametrize("name", ["epidemic-oracle", "epidemic-local"])
-def test_every_round_is_drawn_afresh_and_the_seed_decides(name: str) -> None:
+def test_graphs_differ_by_round_and_depend_on_the_seed(name: str) -> None:
     graphs = drawn(name, 10, 3, 5)
     assert len(set(map(frozenset, graphs))) == 5
     assert graphs == drawn(name, 10, 3, 5)
@@ -105,7 +105,7 @@ def test_every_round_is_drawn_afresh_and_the_seed_decides(name: str) -> None:
 def test_every_pair_is_equally_likely(name: str) -> None:
     """Each other node with probability s / (n - 1): within five standard deviations over 1500 draws.
 
-    The draws are made directly, as so many rounds on the wire would take too long.
+    The graphs are drawn directly, since this many rounds on the wire would take too long.
     """
     nodes, degree, draws = 6, 2, 1500
     counts: Counter[tuple[int, int]] = Counter()
@@ -125,7 +125,7 @@ def test_every_pair_is_equally_likely(name: str) -> None:
         assert abs(count - draws * p) < spread, edge
 
 
-def test_in_degrees_of_local_vary() -> None:
+def test_in_degrees_of_epidemic_local_vary() -> None:
     in_degrees = [Counter(j for _, j in edges) for edges in drawn("epidemic-local", 10, 3, 4)]
     assert len({count for degrees in in_degrees for count in degrees.values()}) > 2
 
@@ -144,7 +144,9 @@ def test_in_degrees_of_local_vary() -> None:
         ({"name": "epidemic-local", "local_steps": 0}, 5, r"algorithm\.local_steps"),
     ],
 )
-def test_degrees_that_no_graph_has(algorithm: dict[str, Any], nodes: int, named: str, tmp_path: Path) -> None:
+def test_invalid_degrees_are_refused(
+    algorithm: dict[str, Any], nodes: int, named: str, tmp_path: Path
+) -> None:
     with pytest.raises(BadInput, match=named):
         gossamer.run(experiment(algorithm, nodes, 1), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -37,7 +37,7 @@ def sent(run: Run, rank: int) -> list[int]:
     return run.metrics.filter(node=rank).sort("round")["messages_sent"].to_list()
 
 
-def test_while_all_clients_are_away_the_servers_rounds_take_time(tmp_path: Path) -> None:
+def test_server_rounds_take_time_while_all_clients_are_away(tmp_path: Path) -> None:
     run = gossamer.run(
         Experiment.of(
             {
@@ -60,11 +60,11 @@ def test_while_all_clients_are_away_the_servers_rounds_take_time(tmp_path: Path)
     alone = [end for end in ends if 0.7 < end < 3.2]
     assert len(alone) in (4, 5)
     assert [b - a for a, b in pairwise(alone)] == pytest.approx([0.5] * (len(alone) - 1))
-    assert len([end for end in ends if end > 4.0]) > 8  # they are back
+    assert len([end for end in ends if end > 4.0]) > 8  # the clients are back
 
 
-def test_a_client_whose_model_is_lost_goes_on_with_the_next_one(tmp_path: Path) -> None:
-    """Of two clients one hears nothing in the first second; the last thing that it hears is that it was the last round."""
+def test_client_continues_with_the_next_model_after_a_loss(tmp_path: Path) -> None:
+    """One of two clients receives nothing in the first second, and again around the last rounds."""
     run = gossamer.run(
         Experiment.of(
             {
@@ -102,13 +102,13 @@ def test_a_client_whose_model_is_lost_goes_on_with_the_next_one(tmp_path: Path) 
         (50, 2 / 49, 2),
     ],
 )
-def test_a_round_has_max_CK_1_clients(tmp_path: Path, nodes: int, fraction: float, clients: int) -> None:  # noqa: N802
+def test_round_has_max_CK_1_clients(tmp_path: Path, nodes: int, fraction: float, clients: int) -> None:  # noqa: N802
     """McMahan et al. (2017), Algorithm 1: m <- max(C K, 1), with K = nodes - 1; C = k / K makes k clients."""
     run = play(tmp_path, nodes=nodes, client_fraction=fraction, rounds=2)
     assert sent(run, 0) == [0, clients, 2 * clients]
 
 
-def test_other_clients_are_drawn_each_round_and_all_get_their_turn(tmp_path: Path) -> None:
+def test_every_client_is_drawn_sooner_or_later(tmp_path: Path) -> None:
     run = play(tmp_path, client_fraction=0.25, rounds=24)
     turns = [sent(run, rank)[-1] for rank in range(1, 5)]
     assert sum(turns) == 24
@@ -117,7 +117,7 @@ def test_other_clients_are_drawn_each_round_and_all_get_their_turn(tmp_path: Pat
 
 
 @pytest.mark.parametrize("server", [0, 3])
-def test_the_server_holds_no_data_and_alone_is_judged(tmp_path: Path, server: int) -> None:
+def test_only_the_server_is_evaluated_and_it_holds_no_data(tmp_path: Path, server: int) -> None:
     run = play(tmp_path, server=server)
     assert [n == 0 for n in run.setup["samples"]] == [rank == server for rank in range(5)]
     assert run.setup["outcome_ranks"] == [server]
@@ -128,7 +128,7 @@ def test_the_server_holds_no_data_and_alone_is_judged(tmp_path: Path, server: in
 
 @settings(max_examples=50)
 @given(st.integers(2, 50).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n - 1))))
-def test_ranks(case: tuple[int, int]) -> None:
+def test_every_rank_has_data_or_the_outcome(case: tuple[int, int]) -> None:
     nodes, server = case
     algorithm = FedAvg(server=server)
     assert sorted({*algorithm.data_ranks(nodes), *algorithm.outcome_ranks(nodes)}) == list(range(nodes))
@@ -146,6 +146,8 @@ def test_ranks(case: tuple[int, int]) -> None:
         (4, {"clients": 3}, r"algorithm\.clients"),
     ],
 )
-def test_bad_input(tmp_path: Path, nodes: int, algorithm: dict[str, Any], named: str) -> None:
+def test_invalid_settings_are_refused(
+    tmp_path: Path, nodes: int, algorithm: dict[str, Any], named: str
+) -> None:
     with pytest.raises(BadInput, match=named):
         play(tmp_path, nodes=nodes, **algorithm)

@@ -1,4 +1,4 @@
-"""Gossip learning against a model of its events, with hand-made times; and what its clock does."""
+"""Gossip learning against an event model with hand-made times."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TIMES = [
 def model(
     data: Data, peers: list[list[int]], merge: str, period: float | None, steps: int
 ) -> tuple[Any, list[int]]:
-    """All models and ages at the end, given to whom each node's messages go. A node is training (and queues what comes),
-    or idle until its period is over; events are the end of training, a message, and the end of the period."""
+    """All models and ages at the end, given the recipients of each node's messages. A node trains (and queues incoming
+    messages) or idles until its period is over; events are the end of training, a message, and the end of the period."""
     x, age = list(data.initial), [0] * NODES
     round_of, start, idle = [0] * NODES, [0.0] * NODES, [False] * NODES
     queue: list[list[tuple[int, Any, int]]] = [[] for _ in range(NODES)]
     agenda: list[tuple[float, int, int, Any]] = []
     number = iter(range(10**6))
 
-    def due(time: float, i: int, what: Any) -> None:
-        heapq.heappush(agenda, (time, next(number), i, what))
+    def due(time: float, i: int, event: Any) -> None:
+        heapq.heappush(agenda, (time, next(number), i, event))
 
     def begin(time: float, i: int) -> None:
         start[i] = time
@@ -50,8 +50,8 @@ def model(
     for i in range(NODES):
         begin(0.0, i)
     while agenda:
-        now, _, i, what = heapq.heappop(agenda)
-        if what == "trained":
+        now, _, i, event = heapq.heappop(agenda)
+        if event == "trained":
             for _ in range(steps):
                 x[i] = x[i] - LR * data.gradient(i, x[i])
             age[i] += steps
@@ -64,11 +64,11 @@ def model(
                 idle[i] = True
                 due(over, i, "over")
                 continue
-        elif what != "over":
+        elif event != "over":
             if idle[i] and merge == "each":
-                take(i, [what])
+                take(i, [event])
             else:
-                queue[i].append(what)
+                queue[i].append(event)
             continue
         idle[i] = False
         round_of[i] += 1
@@ -79,7 +79,7 @@ def model(
 
 @pytest.mark.parametrize("merge", ["each", "all"])
 @pytest.mark.parametrize(("period", "steps"), [(None, 1), (0.7, 1), (None, 2)])
-def test_against_a_model_of_its_events(tmp_path: Path, merge: str, period: float | None, steps: int) -> None:
+def test_models_match_an_event_model(tmp_path: Path, merge: str, period: float | None, steps: int) -> None:
     timing.clear()
     experiment = least_squares(
         NODES,
@@ -102,16 +102,16 @@ def test_against_a_model_of_its_events(tmp_path: Path, merge: str, period: float
 
 
 def on_receipt_model(data: Data, peers: list[list[int]], create: str, period: float, steps: int) -> Any:
-    """The freshest models at the end of Algorithm 1 of Ormandi et al., given to whom each node's models go. Events are the end
-    of an update, a message, and the end of a period; a node that trains lets both wait."""
+    """The freshest models at the end of Algorithm 1 of Ormandi et al., given the recipients of each node's models. Events
+    are the end of an update, a message, and the end of a period; the last two wait while a node trains."""
     fresh, last = list(data.initial), list(data.initial)
     step, sent, over, busy = [0] * NODES, [0] * NODES, [0.0] * NODES, [False] * NODES
     queue: list[list[Any]] = [[] for _ in range(NODES)]
     agenda: list[tuple[float, int, int, Any]] = []
     number = iter(range(10**6))
 
-    def due(time: float, i: int, what: Any) -> None:
-        heapq.heappush(agenda, (time, next(number), i, what))
+    def due(time: float, i: int, event: Any) -> None:
+        heapq.heappush(agenda, (time, next(number), i, event))
 
     def update(i: int, m: Any) -> Any:
         for _ in range(steps):
@@ -146,19 +146,21 @@ def on_receipt_model(data: Data, peers: list[list[int]], create: str, period: fl
         over[i] = period
         due(period, i, "over")
     while agenda:
-        now, _, i, what = heapq.heappop(agenda)
-        if isinstance(what, str):
-            busy[i] = busy[i] and what != "trained"
+        now, _, i, event = heapq.heappop(agenda)
+        if isinstance(event, str):
+            busy[i] = busy[i] and event != "trained"
         else:
-            queue[i].append(what)
+            queue[i].append(event)
         listen(now, i)
     return np.stack(fresh)
 
 
 @pytest.mark.parametrize("create", ["rw", "mu", "um"])
 @pytest.mark.parametrize(("period", "steps"), [(1.7, 1), (0.9, 2)])
-def test_training_on_receipt(tmp_path: Path, create: str, period: float, steps: int) -> None:
-    """With the shorter period, updates outlast it and models wait in the queue."""
+def test_training_on_receipt_matches_an_event_model(
+    tmp_path: Path, create: str, period: float, steps: int
+) -> None:
+    """Updates outlast the shorter period, so that models wait in the queue."""
     timing.clear()
     algorithm = {
         "name": "gossip-learning-on-receipt",
@@ -183,9 +185,8 @@ def test_training_on_receipt(tmp_path: Path, create: str, period: float, steps: 
     np.testing.assert_allclose(wide(run.parameters), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_ages_on_receipt(tmp_path: Path) -> None:
-    """Two nodes, who send to each other: a model that walks ages by a step at each of its receipts, and merging takes the
-    older one's age."""
+def test_age_grows_by_one_step_with_each_receipt(tmp_path: Path) -> None:
+    """Two nodes send to each other, so that a walking model ages by one step at each receipt."""
     timing.clear()
     algorithm = {"name": "gossip-learning-on-receipt", "create": "rw"}
     experiment = least_squares(2, 5, algorithm=algorithm, topology="complete", wrappers=[Window()])
@@ -194,8 +195,8 @@ def test_ages_on_receipt(tmp_path: Path) -> None:
     assert ages == [0, 1, 2, 3, 4]
 
 
-def test_one_at_a_time_is_not_all_at_once(tmp_path: Path) -> None:
-    """Or the test above would say nothing: slow nodes find several messages in their queue."""
+def test_merging_one_at_a_time_differs_from_merging_all(tmp_path: Path) -> None:
+    """Slow nodes have several messages in their queue, so the tests above tell the two rules apart."""
     ends = []
     for merge in ("each", "all"):
         experiment = least_squares(
@@ -211,7 +212,7 @@ def test_one_at_a_time_is_not_all_at_once(tmp_path: Path) -> None:
     assert np.abs(ends[0] - ends[1]).max() > 1e-3
 
 
-def test_peers_are_drawn_evenly_among_the_neighbours(tmp_path: Path) -> None:
+def test_peers_are_drawn_evenly_from_the_neighbours(tmp_path: Path) -> None:
     timing.clear()
     experiment = least_squares(
         4, 60, algorithm="gossip-learning", topology="ring", wrappers=[Window()], initial="common"
@@ -224,8 +225,8 @@ def test_peers_are_drawn_evenly_among_the_neighbours(tmp_path: Path) -> None:
         assert abs(right - 30) < 5 * np.sqrt(60) / 2
 
 
-def test_a_slow_uplink_is_waited_for_and_nothing_piles_up(tmp_path: Path) -> None:
-    """A message takes a second to leave, a step a hundredth: a node sends once a second, and always its latest model."""
+def test_sending_waits_for_a_slow_uplink(tmp_path: Path) -> None:
+    """A message takes a second to leave and a step a hundredth, so a node sends once per second."""
     timing.clear()
     experiment = least_squares(
         3,
@@ -242,12 +243,12 @@ def test_a_slow_uplink_is_waited_for_and_nothing_piles_up(tmp_path: Path) -> Non
     )
     play(experiment, tmp_path)
     times = [time for time, source, _, _ in timing.sent if source == 0]
-    # A window of 64 KiB may still be left to send when the next message is queued: of 100 kB, after a third of a second.
+    # The next message is queued when a window of 64 KiB is left to send: of 100 kB, after a third of a second.
     np.testing.assert_allclose(np.diff(times), [1 - 0.65536, 1, 1, 1, 1], atol=0.01)
 
 
 class Ages(NodeWrapper):
-    """A node that lies about the age of its models."""
+    """Makes node 0 send a false age of its models."""
 
     age: Any = 1
 
@@ -256,10 +257,10 @@ class Ages(NodeWrapper):
 
 
 @pytest.mark.parametrize("age", [-1, 0, True, 2.5, float("inf"), None])
-def test_an_age_that_is_no_number_of_steps_ends_the_run(tmp_path: Path, age: Any) -> None:
+def test_invalid_age_ends_the_run(tmp_path: Path, age: Any) -> None:
     experiment = least_squares(
         2, 3, algorithm="gossip-learning", topology="complete", wrappers=[Ages(age=age)]
     )
-    said = r"age of a peer: got .*; accepted: a whole number from 1 to |the value inf|'age', \('nothing'"
-    with pytest.raises(RunFailed, match=said):
+    problem = r"age of a peer: got .*; accepted: a whole number from 1 to |the value inf|'age', \('nothing'"
+    with pytest.raises(RunFailed, match=problem):
         gossamer.run(experiment, tmp_path)

@@ -1,4 +1,4 @@
-"""What nodes learn about the graph by gossip: their centralities and their influence."""
+"""Centralities and influences that nodes learn by gossip."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def graph_of(run: Run) -> nx.Graph[int]:
 
 
 @pytest.mark.parametrize("measure", ["pagerank", "degree"])
-def test_scores_tend_to_those_of_the_whole_graph(tmp_path: Path, measure: str) -> None:
+def test_scores_converge_to_those_of_the_whole_graph(tmp_path: Path, measure: str) -> None:
     run = played(tmp_path, {"name": "gossiped-centrality", "measure": measure})
     graph = graph_of(run)
     exact = nx.pagerank(graph, tol=1e-12) if measure == "pagerank" else nx.degree_centrality(graph)
     assert last(run, "score") == pytest.approx([exact[rank] for rank in range(NODES)], abs=1e-4)
 
 
-def test_the_last_score_stands_in_for_a_lost_one(tmp_path: Path) -> None:
+def test_lost_score_is_replaced_by_the_last_one(tmp_path: Path) -> None:
     lossy = {"network": {"name": "uniform", "loss": 0.01}, "gather": {"timeout_s": 0.1}}
     every = {"evaluation": {"every_rounds": 1, "samples": 8}}
     run = played(tmp_path, {"name": "gossiped-centrality"}, **lossy, **every)
@@ -61,7 +61,7 @@ def test_the_last_score_stands_in_for_a_lost_one(tmp_path: Path) -> None:
     assert usual.to_list() == pytest.approx([exact[rank] for rank in range(NODES)], abs=5e-3)
 
 
-def test_influences_tend_to_the_stationary_ones(tmp_path: Path) -> None:
+def test_influences_converge_to_the_stationary_ones(tmp_path: Path) -> None:
     run = played(tmp_path, {"name": "influence-corrected"}, rounds=100)
     experiment = Experiment.of(run.experiment)
     exact = influence(sparse_matrix(TopologySchedule(experiment.topology, NODES, experiment.seed), 0))
@@ -70,13 +70,13 @@ def test_influences_tend_to_the_stationary_ones(tmp_path: Path) -> None:
     assert last(run, "influence") == pytest.approx(exact.tolist(), abs=1e-3)
 
 
-def test_influence_is_not_corrected_for_weights_that_change(tmp_path: Path) -> None:
+def test_influence_correction_refuses_changing_weights(tmp_path: Path) -> None:
     changing = {"name": "barabasi-albert", "m": 2, "every_rounds": 2}
     with pytest.raises(BadInput, match="weights that change with the round, for influence-corrected"):
         played(tmp_path, {"name": "influence-corrected"}, topology=changing)
 
 
 @pytest.mark.parametrize("score", [float("nan"), -0.1, "1", 1])
-def test_a_score_that_is_none_is_refused(score: Any) -> None:
+def test_invalid_score_is_refused(score: Any) -> None:
     with pytest.raises(ValueError, match="score of a peer: got"):
         _check(Message(1, (0,), {"score": score, "degree": 1}, 0.0))

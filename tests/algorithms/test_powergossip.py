@@ -62,7 +62,7 @@ def initial(experiment: Experiment) -> Array:
 
 
 def reference(experiment: Experiment, rounds: int, width: int) -> Array:
-    """Without learning: the rate is next to nothing."""
+    """PowerGossip without training, since the learning rate is almost zero."""
     X, topology = initial(experiment), prepare(experiment).topology
     bases: dict[tuple[int, int], list[Array]] = {}
     for r in range(rounds):
@@ -98,14 +98,14 @@ def reference(experiment: Experiment, rounds: int, width: int) -> Array:
 
 @pytest.mark.parametrize("topology", ["ring", CHANGING], ids=["ring", "changing"])
 @pytest.mark.parametrize("rank", [1, 2])
-def test_it_is_its_reference(rank: int, topology: Any, tmp_path: Path) -> None:
+def test_models_match_numpy(rank: int, topology: Any, tmp_path: Path) -> None:
     experiment = described(7, rank, topology)
     run = play(experiment, tmp_path)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.double().numpy(), reference(experiment, 7, rank), atol=1e-5)
 
 
-def test_all_nodes_agree_on_the_average_in_time(tmp_path: Path) -> None:
+def test_nodes_converge_to_their_average(tmp_path: Path) -> None:
     experiment = described(120)
     run = play(experiment, tmp_path)
     assert run.parameters is not None
@@ -114,7 +114,7 @@ def test_all_nodes_agree_on_the_average_in_time(tmp_path: Path) -> None:
     assert np.abs(X - X.mean(0)).max() < 0.02 * np.abs(start - start.mean(0)).max()
 
 
-def test_it_sends_a_column_or_a_row_of_each_matrix(tmp_path: Path) -> None:
+def test_messages_hold_a_column_or_a_row_of_each_matrix(tmp_path: Path) -> None:
     counts: list[int] = []
 
     class Count(gossamer.NodeWrapper):
@@ -127,7 +127,7 @@ def test_it_sends_a_column_or_a_row_of_each_matrix(tmp_path: Path) -> None:
     assert set(counts[len(counts) // 2 :]) == {8 + 3 + 12 + 4}
 
 
-def test_resumed_runs_and_real_processes_keep_the_bits(tmp_path: Path) -> None:
+def test_resumed_runs_and_processes_keep_the_bits(tmp_path: Path) -> None:
     learns = {"optimizer": {"name": "sgd", "lr": 0.1}}
     whole = gossamer.run(described(6, **learns), tmp_path / "whole")
     cut = gossamer.run(described(3, checkpoint={"every_rounds": 3}, **learns), tmp_path / "cut")
@@ -139,7 +139,7 @@ def test_resumed_runs_and_real_processes_keep_the_bits(tmp_path: Path) -> None:
         assert torch.equal(run.parameters, whole.parameters)  # type: ignore[arg-type]
 
 
-def test_weights_that_differ_between_the_ends_of_a_link_are_refused(tmp_path: Path) -> None:
+def test_asymmetric_weights_are_refused(tmp_path: Path) -> None:
     shift = np.roll(np.eye(5), 1, axis=1)
     np.savetxt(tmp_path / "W.txt", 0.5 * np.eye(5) + 0.4 * shift + 0.1 * shift.T)
     topology = {"name": "ring", "weights": {"name": "given", "path": str(tmp_path / "W.txt")}}
@@ -147,13 +147,13 @@ def test_weights_that_differ_between_the_ends_of_a_link_are_refused(tmp_path: Pa
         gossamer.run(described(2, topology=topology), tmp_path)
 
 
-def test_equal_matrices_leave_no_basis_that_misses_later_differences() -> None:
+def test_equal_matrices_do_not_leave_a_zero_basis() -> None:
     matrices = [_Matrix(0, 3, 4)]
     _, [basis] = PowerGossip(rank=1)._step(torch.zeros(12), torch.zeros(3), [torch.ones(4, 1)], matrices, 0)
     assert basis.abs().min() > 0.1
 
 
-def test_a_directed_graph_is_refused(tmp_path: Path) -> None:
+def test_directed_graphs_and_timeouts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="topology: directed, for powergossip"):
         gossamer.run(described(2, topology={"name": "exponential"}), tmp_path)
     with pytest.raises(BadInput, match="topology: directed, for powergossip"):

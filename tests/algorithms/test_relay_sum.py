@@ -1,4 +1,4 @@
-"""RelaySum's delays and sums, by hand, on a path of four nodes; and what it makes of other graphs and lost messages."""
+"""RelaySum: delays and sums by hand on a path of four nodes, other graphs, and lost messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gossamer.algorithms.relay_sum import spanning_tree
 from gossamer.topology import Graph
 
 STILL = {"name": "sgd", "lr": 1e-30}
-"""Models that do not move by themselves."""
+"""A learning rate so small that training does not move the models."""
 
 
 def relay(out: Path, rounds: int, edges: list[tuple[int, int]], **changes: Any) -> tuple[Run, Data]:
@@ -49,20 +49,18 @@ PATH = [(0, 1), (1, 2), (2, 3)]
         (1, "initial", [[3, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1], [0, 0, 1, 3]]),
     ],
 )
-def test_the_first_round_on_a_path(
-    tmp_path: Path, rounds: int, stand_in: str, mixture: list[list[int]]
-) -> None:
+def test_first_round_on_a_path(tmp_path: Path, rounds: int, stand_in: str, mixture: list[list[int]]) -> None:
     algorithm = {"name": "relay-sum", "stand_in": stand_in}
     run, data = relay(tmp_path, rounds, PATH, algorithm=algorithm)
     np.testing.assert_allclose(models(run), np.array(mixture) / 4 @ data.initial, atol=1e-6)
 
 
-def test_the_second_round_on_a_path(tmp_path: Path) -> None:
-    """The models of the first round's end, from neighbours; those that they started it with, from two hops away."""
+def test_second_round_on_a_path(tmp_path: Path) -> None:
+    """Neighbours' models are those at the end of the first round, models from two hops away those at its start."""
     first = np.array([[3, 1, 0, 0], [1, 2, 1, 0], [0, 1, 2, 1], [0, 0, 1, 3]]) / 4
     start = np.eye(4)
     own = [
-        2 * first[0] + first[1] + start[2],  # 3 is not heard of yet
+        2 * first[0] + first[1] + start[2],  # nothing has arrived from 3 yet
         first[0] + first[1] + first[2] + start[3],
         start[0] + first[1] + first[2] + first[3],
         start[1] + first[2] + 2 * first[3],
@@ -78,14 +76,14 @@ def test_the_second_round_on_a_path(tmp_path: Path) -> None:
     np.testing.assert_allclose(models(run), np.array(initial) / 4 @ data.initial, atol=1e-6)
 
 
-def test_models_that_do_not_move_end_as_one(tmp_path: Path) -> None:
-    """Each has every other in equal parts, so once they agree they agree for ever."""
+def test_fixed_models_reach_consensus(tmp_path: Path) -> None:
+    """Each node has all others in equal parts, so nodes that agree keep agreeing."""
     X = models(relay(tmp_path, 20, [(0, 1), (1, 2), (1, 3), (3, 4)])[0])
     np.testing.assert_allclose(X, np.tile(X[0], (5, 1)), atol=2e-3)
 
 
-def test_what_is_lost_is_stood_in_for(tmp_path: Path) -> None:
-    """Nodes still agree, on something among what they started with."""
+def test_nodes_agree_despite_lost_messages(tmp_path: Path) -> None:
+    """Nodes still agree, on values within the range of the initial models."""
     timing.clear()
     run, data = relay(tmp_path, 25, PATH, wrappers=[Lossy()], gather={"timeout_s": 0.01})
     assert 10 < 6 * 25 - len(timing.arrived) < 100
@@ -95,7 +93,7 @@ def test_what_is_lost_is_stood_in_for(tmp_path: Path) -> None:
     assert (X[0] <= data.initial.max(axis=0) + 1e-3).all()
 
 
-def test_the_spanning_tree_is_the_breadth_first_one() -> None:
+def test_spanning_tree_is_breadth_first() -> None:
     ring = Graph(5, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)])
     assert list(spanning_tree(ring).edges()) == [(0, 1), (0, 4), (1, 2), (3, 4)]
     tree = Graph(5, [(4, 2), (2, 0), (2, 1), (1, 3)])
@@ -103,7 +101,7 @@ def test_the_spanning_tree_is_the_breadth_first_one() -> None:
 
 
 def test_trees_of_a_dense_graph_take_little_memory() -> None:
-    """A dict for each of its 79,800 edges would be some 30 MB."""
+    """A dict for each of the 79,800 edges would take about 30 MB."""
     complete = Graph(400, combinations(range(400), 2))
     tracemalloc.start()
     try:
@@ -115,7 +113,7 @@ def test_trees_of_a_dense_graph_take_little_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topology", "said"),
+    ("topology", "problem"),
     [
         ("ring", r"topology: 4 edges between 4 nodes, for relay-sum; accepted: a tree"),
         ("exponential", r"topology: exponential for relay-sum; accepted: one connected, undirected graph"),
@@ -126,12 +124,12 @@ def test_trees_of_a_dense_graph_take_little_memory() -> None:
         ("one-peer-exponential", r"topology: one-peer-exponential for relay-sum"),
     ],
 )
-def test_graphs_without_a_tree(tmp_path: Path, topology: Any, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_graphs_other_than_fixed_trees_are_refused(tmp_path: Path, topology: Any, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
         play(least_squares(4, 1, algorithm="relay-sum", topology=topology), tmp_path)
 
 
-def test_a_graph_in_pieces(tmp_path: Path) -> None:
+def test_disconnected_graph_is_refused(tmp_path: Path) -> None:
     (tmp_path / "edges.txt").write_text("0 1\n2 3\n")
     topology = {"name": "edge-list", "path": str(tmp_path / "edges.txt"), "allow_disconnected": True}
     with pytest.raises(BadInput, match=r"edge-list for relay-sum; accepted: one connected"):

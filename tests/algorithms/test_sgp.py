@@ -1,4 +1,4 @@
-"""Push-sum: weights are conserved at every instant, the average is unbiased; and the overlapped form's timing."""
+"""Push-sum: conserved weights, an unbiased average, and the timing of the overlapped form."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def directed(out: Path) -> dict[str, Any]:
 
 
 class Watched(SGP):
-    """SGP in which node 0 adds up all weights, again and again."""
+    """SGP in which node 0 repeatedly sums all weights."""
 
     async def run(self, node: Node) -> None:
         _nodes.append(node)
@@ -43,13 +43,13 @@ class Watched(SGP):
     async def _watch(self, node: Node) -> None:
         while True:
             await node.sleep(0.02371)
-            if any(each._runtime._over for each in _nodes):  # who has ended takes no weights any more
+            if any(other._runtime._over for other in _nodes):  # a node that has ended takes no more weights
                 return
-            here = [waiting.payload["weight"] for each in _nodes for waiting in each._mailbox.messages]
+            here = [waiting.payload["weight"] for other in _nodes for waiting in other._mailbox.messages]
             sent = [payload["weight"] for _, _, _, payload in timing.sent]
-            came = [message.payload["weight"] for message in timing.arrived]
-            at_nodes = sum(each.state["weight"] for each in _nodes)
-            _seen.append((at_nodes, sum(here), sum(sent) - sum(came)))
+            received = [message.payload["weight"] for message in timing.arrived]
+            at_nodes = sum(other.state["weight"] for other in _nodes)
+            _seen.append((at_nodes, sum(here), sum(sent) - sum(received)))
 
 
 _nodes: list[Node] = []
@@ -57,7 +57,7 @@ _seen: list[tuple[float, float, float]] = []
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 3])
-def test_weights_sum_to_n_at_every_instant(tmp_path: Path, overlap: int) -> None:
+def test_weights_always_sum_to_the_number_of_nodes(tmp_path: Path, overlap: int) -> None:
     timing.clear()
     _nodes.clear()
     _seen.clear()
@@ -74,13 +74,13 @@ def test_weights_sum_to_n_at_every_instant(tmp_path: Path, overlap: int) -> None
     at_nodes, waiting, in_flight = np.array(_seen).T
     assert len(_seen) > 100
     np.testing.assert_allclose(at_nodes + waiting + in_flight, NODES, atol=1e-9)
-    # Of every kind of place there was something to watch.
+    # Each of the three sums varied.
     for weights in (at_nodes, waiting, in_flight):
         assert np.ptp(weights) > 0.5
 
 
-def test_push_sum_agrees_on_the_mean_where_averaging_is_biased(tmp_path: Path) -> None:
-    """Row-stochastic weights on a directed graph lead elsewhere: to the mean by their left Perron vector."""
+def test_push_sum_reaches_the_mean_where_averaging_is_biased(tmp_path: Path) -> None:
+    """Row-stochastic weights on a directed graph lead to the mean weighted by their left Perron vector."""
     ends = {}
     for name in ("sgp", "d-psgd"):
         experiment = least_squares(
@@ -102,17 +102,17 @@ def test_push_sum_agrees_on_the_mean_where_averaging_is_biased(tmp_path: Path) -
         ({"gather": {"timeout_s": 0.01}}, "gather: sgp needs every message"),
     ],
 )
-def test_weights_can_not_be_lost(tmp_path: Path, changes: dict[str, Any], refused: str) -> None:
+def test_message_loss_and_timeouts_are_refused(tmp_path: Path, changes: dict[str, Any], refused: str) -> None:
     experiment = least_squares(NODES, 3, algorithm="sgp", topology=directed(tmp_path), **changes)
     with pytest.raises(BadInput, match=refused):
         play(experiment, tmp_path)
 
 
-# --- the overlapped form, step by step, with numerators
+# --- the overlapped form, modelled with numerators
 
 
 class Pusher:
-    """One node of the model: a generator that gives what it waits for, a time or a set of (source, exchange)."""
+    """One node of the model: a generator that yields a time or a set of (source, exchange) to wait for."""
 
     def __init__(self, rank: int, data: Data, tau: int, lr: float) -> None:
         self.rank, self.data, self.tau, self.lr = rank, data, tau, lr
@@ -145,13 +145,13 @@ class Pusher:
 
 
 def overlapped(data: Data, tau: int, rounds: int, lr: float) -> Any:
-    """All nodes' models at the end; what has not come by a node's last round is left out."""
+    """All models at the end, without the messages that arrive after a node's last round."""
     nodes = [Pusher(rank, data, tau, lr) for rank in range(NODES)]
     agenda: list[tuple[float, int, int, Any]] = []
     order = iter(range(10**6))
 
-    def post(time: float, to: int, key: tuple[int, int], what: Any) -> None:
-        heapq.heappush(agenda, (time, next(order), to, (key, what)))
+    def post(time: float, to: int, key: tuple[int, int], payload: Any) -> None:
+        heapq.heappush(agenda, (time, next(order), to, (key, payload)))
 
     waits: dict[int, set[tuple[int, int]]] = {}
     lives = []
@@ -159,7 +159,7 @@ def overlapped(data: Data, tau: int, rounds: int, lr: float) -> Any:
         node.taken = set()  # type: ignore[attr-defined]
         lives.append(node.live(rounds, post))
 
-    def go_on(rank: int) -> None:
+    def advance(rank: int) -> None:
         wanted = next(lives[rank], None)
         while isinstance(wanted, set) and wanted <= nodes[rank].box.keys():
             wanted = next(lives[rank], None)
@@ -169,22 +169,22 @@ def overlapped(data: Data, tau: int, rounds: int, lr: float) -> Any:
             heapq.heappush(agenda, (wanted, next(order), rank, None))
 
     for rank in range(NODES):
-        go_on(rank)
+        advance(rank)
     while agenda:
         time, _, rank, mail = heapq.heappop(agenda)
         nodes[rank].now = time
         if mail is None:
-            go_on(rank)
+            advance(rank)
             continue
         nodes[rank].box[mail[0]] = mail[1]
         if rank in waits and waits[rank] <= nodes[rank].box.keys():
             del waits[rank]
-            go_on(rank)
+            advance(rank)
     return np.stack([node.model for node in nodes])
 
 
 @pytest.mark.parametrize("tau", [1, 2, 3])
-def test_the_overlapped_form_against_a_model_of_its_events(tmp_path: Path, tau: int) -> None:
+def test_overlapped_form_matches_an_event_model(tmp_path: Path, tau: int) -> None:
     experiment = least_squares(
         NODES,
         14,
@@ -199,9 +199,9 @@ def test_the_overlapped_form_against_a_model_of_its_events(tmp_path: Path, tau: 
     np.testing.assert_allclose(wide(run.parameters), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_overlapping_hides_the_exchange_behind_the_steps(tmp_path: Path) -> None:
-    """Steps of 0.5 s, links of 0.8 s: a round takes 1.3 s; with tau = 1, two rounds do, as a message has the next step to
-    come in; with tau = 2 there is no waiting."""
+def test_overlap_hides_the_exchange_behind_the_steps(tmp_path: Path) -> None:
+    """With steps of 0.5 s and links of 0.8 s a round takes 1.3 s; with tau = 1 two rounds do, since a message travels
+    during the next step; with tau = 2 no node waits."""
     seconds = []
     for tau in (0, 1, 2):
         experiment = least_squares(

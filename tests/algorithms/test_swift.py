@@ -1,4 +1,4 @@
-"""SWIFT: against a model of it in NumPy, with stored and with fresh models, and where links are slower than steps."""
+"""SWIFT against a NumPy model, with stored and with fresh models, and with links slower than steps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CCS = np.array(
 )
 UNIFORM = np.array([[1 / 4] * 4, [1 / 3, 1 / 3, 1 / 3, 0], [1 / 4] * 4, [1 / 3, 0, 1 / 3, 1 / 3]])
 GIVEN = np.array([[0.1, 0.6, 0.2, 0.1], [0.3, 0.3, 0.4, 0], [0.05, 0.7, 0.05, 0.2], [0.5, 0, 0.3, 0.2]])
-"""Much for some neighbours: twice as much of them alone would be more than all."""
+"""Some neighbours have a large weight: doubled, it would exceed 1."""
 SIZE = wire_bytes(("model",), torch.zeros(FEATURES))
 
 
@@ -40,14 +40,14 @@ def model(
     rate: float = np.inf,
     steps: int = 1,
 ) -> tuple[Array, list[tuple[int, int]], list[float]]:
-    """Bornstein et al. (2023) as a network of processes: the models, (source, to) of all that was sent, and the mean age of
+    """Bornstein et al. (2023) as a network of processes: the models, (source, to) of all messages, and the mean age of
     the stored models that each node averaged with last."""
     world, sent = World(described), []
     wires = Wires(world, [rate] * 4)
     last = [{j: world.X[i].copy() for j in range(4) if j != i and W[i, j]} for i in range(4)]
     came: list[dict[int, Array]] = [{} for _ in range(4)]
     arrived: list[dict[int, float]] = [{} for _ in range(4)]
-    since = [dict.fromkeys(each, 0.0) for each in last]
+    since = [dict.fromkeys(stored, 0.0) for stored in last]
     ages = [0.0] * 4
     clocks = [count() for _ in range(4)]
     before: dict[tuple[int, int], float] = {}
@@ -69,14 +69,14 @@ def model(
                 last[i] |= came[i]
                 since[i] |= arrived[i]
                 ages[i] = world.now - float(np.mean(list(since[i].values())))
-                with_whom = came[i] if fresh else last[i]
-                w = {j: W[i, j] for j in with_whom}
+                used = came[i] if fresh else last[i]
+                w = {j: W[i, j] for j in used}
                 if boost:
-                    w = {j: each * (1 + len(last[i])) / (1 + len(w)) for j, each in w.items()}
-                    own, least = 1 - sum(w.values()), 1 / (1 + len(w))
-                    if capped and own < least:
-                        w = {j: each * (1 - least) / (1 - own) for j, each in w.items()}
-                x = (1 - sum(w.values())) * x + sum(w[j] * with_whom[j] for j in w)
+                    w = {j: weight * (1 + len(last[i])) / (1 + len(w)) for j, weight in w.items()}
+                    own, minimum = 1 - sum(w.values()), 1 / (1 + len(w))
+                    if capped and own < minimum:
+                        w = {j: weight * (1 - minimum) / (1 - own) for j, weight in w.items()}
+                x = (1 - sum(w.values())) * x + sum(w[j] * used[j] for j in w)
                 came[i] = {}
             world.X[i] = x + step
 
@@ -101,7 +101,7 @@ def ring_with_chord(path: Path) -> dict[str, str]:
     ],
     ids=str,
 )
-def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], reference: dict[str, Any]) -> None:
+def test_models_match_numpy(tmp_path: Path, options: dict[str, Any], reference: dict[str, Any]) -> None:
     until = 4.3
     described = experiment(
         {"name": "swift", **options},
@@ -111,11 +111,11 @@ def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], refer
         stop={"time_s": until},
     )
     run, sent = play(described, tmp_path)
-    expected, sent_there, ages = model(described, until, **reference)
+    expected, expected_sent, ages = model(described, until, **reference)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
     assert [(source, to) for source, _, to, _ in sent if source == 0] == [
-        pair for pair in sent_there if pair[0] == 0
+        pair for pair in expected_sent if pair[0] == 0
     ]
     rows = run.metrics.filter(run.metrics["node"] >= 0).sort("node")
     assert ("mixed_staleness_s" in rows.columns) == (options.get("memory") != "fresh")
@@ -123,7 +123,7 @@ def test_it_ends_where_numpy_does(tmp_path: Path, options: dict[str, Any], refer
         np.testing.assert_allclose(rows["mixed_staleness_s"], ages, rtol=1e-6)
 
 
-def test_who_is_boosted_leaves_something_to_oneself(tmp_path: Path) -> None:
+def test_boosted_weights_leave_a_share_for_the_own_model(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "weights.txt", GIVEN)
     weights = {"name": "given", "path": str(tmp_path / "weights.txt")}
     described = experiment(
@@ -141,8 +141,8 @@ def test_who_is_boosted_leaves_something_to_oneself(tmp_path: Path) -> None:
     assert np.abs(expected - other).max() > 1e-3
 
 
-def test_the_references_differ() -> None:
-    """Or agreement with them would mean little."""
+def test_reference_variants_differ() -> None:
+    """Otherwise agreement with them would mean little."""
     described = experiment("swift", SECONDS, LATENCY, stop={"time_s": 4.3})
     ends = [
         model(described, 4.3, **options)[0]
@@ -162,7 +162,7 @@ def test_the_references_differ() -> None:
 
 
 @pytest.mark.parametrize("rate", [2000.0, 400.0])
-def test_neighbours_whose_last_model_has_not_left_are_passed_over(tmp_path: Path, rate: float) -> None:
+def test_neighbours_with_an_unsent_model_are_skipped(tmp_path: Path, rate: float) -> None:
     described = experiment(
         "swift",
         SECONDS,
@@ -172,13 +172,13 @@ def test_neighbours_whose_last_model_has_not_left_are_passed_over(tmp_path: Path
         stop={"time_s": 5.3},
     )
     run, sent = play(described, tmp_path)
-    expected, sent_there, _ = model(described, 5.3, rate=rate)
+    expected, expected_sent, _ = model(described, 5.3, rate=rate)
     assert run.parameters is not None
     np.testing.assert_allclose(run.parameters.numpy(), expected, rtol=1e-5, atol=1e-5)
-    assert sorted((source, to) for source, _, to, _ in sent) == sorted(sent_there)
-    # Never more than the uplink carries, and one for each neighbour that waits.
+    assert sorted((source, to) for source, _, to, _ in sent) == sorted(expected_sent)
+    # At most what the uplink carries, plus one message per waiting neighbour.
     for i, degree in enumerate((3, 2, 3, 2)):
-        mine = [pair for pair in sent_there if pair[0] == i]
+        mine = [pair for pair in expected_sent if pair[0] == i]
         assert len(mine) <= 5.3 * rate / SIZE + degree + 1
 
 
@@ -195,12 +195,12 @@ def test_neighbours_whose_last_model_has_not_left_are_passed_over(tmp_path: Path
         ({"name": "swift", "average_every": 0}, "ring", "algorithm.average_every"),
     ],
 )
-def test_bad_input(tmp_path: Path, algorithm: Any, topology: Any, named: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, algorithm: Any, topology: Any, named: str) -> None:
     with pytest.raises(BadInput, match=named):
         play(experiment(algorithm, SECONDS, LATENCY, topology=topology, stop={"rounds": 1}), tmp_path)
 
 
-def test_a_directed_graph_with_weights_of_its_own(tmp_path: Path) -> None:
+def test_directed_graph_with_topology_weights_is_accepted(tmp_path: Path) -> None:
     algorithm = {"name": "swift", "weights": "topology"}
     run, sent = play(
         experiment(algorithm, SECONDS, LATENCY, topology="exponential", stop={"rounds": 3}), tmp_path

@@ -1,4 +1,4 @@
-"""The rounds of topology-aware knowledge propagation: what is recorded, who takes part, and the proximal term of several tensors."""
+"""Topology-aware knowledge propagation: recorded metrics, participation, and the proximal term."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def played(out: Path, rounds: int = 2, **fields: Any) -> Run:
     return gossamer.run(Experiment.of(experiment), out)
 
 
-def test_the_trained_model_is_evaluated_before_it_is_mixed(tmp_path: Path) -> None:
+def test_trained_model_is_evaluated_before_mixing(tmp_path: Path) -> None:
     poison = {"name": "patch", "share": 0.5, "at": {"rank": 0}}
     algorithm = {"name": "topology-aware", "evaluate_trained": ["test", "ood"]}
     run = played(tmp_path, algorithm=algorithm, poison=[poison])
@@ -45,12 +45,12 @@ def test_the_trained_model_is_evaluated_before_it_is_mixed(tmp_path: Path) -> No
     assert (first["test_loss"] != first["trained_test_loss"]).all()
 
 
-def test_a_set_that_does_not_exist_is_refused_before_the_run(tmp_path: Path) -> None:
+def test_unknown_evaluation_set_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="algorithm.evaluate_trained: 'ood'; accepted: test"):
         played(tmp_path, algorithm={"name": "topology-aware", "evaluate_trained": ["ood"]})
 
 
-def test_the_others_keep_their_models(tmp_path: Path) -> None:
+def test_nodes_that_do_not_participate_keep_their_models(tmp_path: Path) -> None:
     runs = [
         played(tmp_path, rounds, algorithm={"name": "topology-aware", "participation": 0.5})
         for rounds in (1, 2, 3)
@@ -60,8 +60,8 @@ def test_the_others_keep_their_models(tmp_path: Path) -> None:
         assert int(changed.sum()) == 3
 
 
-def test_a_strong_pull_holds_models_together(tmp_path: Path) -> None:
-    """Both distances, of a model of several tensors."""
+def test_proximal_term_holds_models_together(tmp_path: Path) -> None:
+    """Covers both distances, with a model of several tensors."""
 
     def spread(**options: Any) -> float:
         run = played(tmp_path, 3, algorithm={"name": "topology-aware", **options}, initial="common")
@@ -73,6 +73,6 @@ def test_a_strong_pull_holds_models_together(tmp_path: Path) -> None:
     assert spread(proximal=0.2, distance="norm") < 0.9 * free
 
 
-def test_a_message_with_the_influence_of_every_node_is_within_the_limit() -> None:
+def test_message_with_all_influences_is_within_the_limit() -> None:
     P, nodes = 650, 20_000
     assert InfluenceCorrected().message_limit(P, nodes) > 4 * P + 4 * nodes

@@ -1,4 +1,4 @@
-"""Corrected algorithms: with a constant step they find the optimum of the average loss, whatever data a node holds."""
+"""Corrected algorithms reach the optimum of the average loss with a constant step on unlike data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RING = (np.eye(5) + np.roll(np.eye(5), 1, axis=0) + np.roll(np.eye(5), -1, axis=
 
 
 def distance(out: Path, algorithm: dict[str, Any], rounds: int = 28, **optimizer: Any) -> float:
-    """From the optimum to the node farthest from it; on a ring of five."""
+    """Largest distance of a node from the optimum, on a ring of five."""
     experiment = least_squares(
         5, rounds, algorithm=algorithm, optimizer={"name": "sgd", "lr": 0.5, **optimizer}
     )
@@ -37,27 +37,27 @@ CORRECTED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("algorithm", CORRECTED, ids=str)
-def test_a_constant_step_leads_to_the_optimum(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_constant_step_reaches_the_optimum(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     assert distance(tmp_path, algorithm) < 2e-3
 
 
-def test_diging_needs_a_smaller_step(tmp_path: Path) -> None:
+def test_diging_reaches_the_optimum_with_a_smaller_step(tmp_path: Path) -> None:
     assert distance(tmp_path, {"name": "gradient-tracking", "variant": "diging"}, 40, lr=0.12) < 5e-3
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "d-psgd"}, {"name": "qg-momentum"}], ids=str)
-def test_plain_averaging_stalls_where_the_data_differ(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_plain_averaging_stalls_on_unlike_data(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     assert distance(tmp_path, algorithm) > 4e-2
 
 
 @pytest.mark.parametrize("algorithm", CORRECTED[:3], ids=str)
-def test_a_learning_rate_that_drops_leads_nowhere_else(tmp_path: Path, algorithm: dict[str, Any]) -> None:
-    """As the correction is scaled with it."""
+def test_dropping_learning_rate_still_reaches_the_optimum(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+    """The correction is scaled with the learning rate."""
     schedule = {"name": "step", "every": 14, "factor": 0.5}
     assert distance(tmp_path, algorithm, schedule=schedule) < 2e-3
 
 
-def test_d2_with_a_changing_rate_is_that_of_lin_et_al(tmp_path: Path) -> None:
+def test_d2_with_a_changing_rate_matches_lin_et_al(tmp_path: Path) -> None:
     """X^{t+1} = W (X^t - eta_t ((X^{t-1} - X^t) / eta_{t-1} + G^t - G^{t-1})): D2+."""
     factors = [0.2, 0.2, 0.05, 0.05, 0.0125, 0.0125]
     experiment = least_squares(
@@ -77,8 +77,8 @@ def test_d2_with_a_changing_rate_is_that_of_lin_et_al(tmp_path: Path) -> None:
     np.testing.assert_allclose(wide(run.parameters), X, rtol=1e-5, atol=1e-5)
 
 
-def test_a_rate_of_zero_is_survived(tmp_path: Path) -> None:
-    """Nothing is divided by it, and training goes on when it is over (this schedule ends at zero)."""
+def test_learning_rate_of_zero_keeps_models_finite(tmp_path: Path) -> None:
+    """Nothing is divided by the rate (this schedule ends at zero)."""
     schedule = {"name": "linear", "start": 1.0, "end": 0.0, "rounds": 3}
     for name in ("d2", "gradient-tracking", "qg-momentum"):
         run = play(
@@ -90,7 +90,7 @@ def test_a_rate_of_zero_is_survived(tmp_path: Path) -> None:
 
 
 class Checkpoint(NodeWrapper):
-    """Sees to it that a node's state could be stored whenever it sends something."""
+    """Checks at every sending that the node's state can be encoded."""
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         encode(node.state)
@@ -110,17 +110,17 @@ class Checkpoint(NodeWrapper):
     ],
     ids=str,
 )
-def test_what_outlives_a_round_can_be_stored(tmp_path: Path, algorithm: Any) -> None:
+def test_state_can_be_stored_at_every_sending(tmp_path: Path, algorithm: Any) -> None:
     play(least_squares(3, 3, algorithm=algorithm, wrappers=[Checkpoint()]), tmp_path)
 
 
-def refused(out: Path, said: str, **changes: Any) -> None:
-    with pytest.raises(BadInput, match=said):
+def refused(out: Path, problem: str, **changes: Any) -> None:
+    with pytest.raises(BadInput, match=problem):
         play(least_squares(**{"nodes": 4, "rounds": 1, **changes}), out)
     assert not (out / "experiment").exists()
 
 
-def test_d2_refuses_a_matrix_that_it_need_not_converge_with(tmp_path: Path) -> None:
+def test_d2_refuses_a_matrix_without_guaranteed_convergence(tmp_path: Path) -> None:
     """An even ring has the eigenvalue 1/3 + 2/3 cos(pi) = -1/3."""
     refused(
         tmp_path,
@@ -131,26 +131,26 @@ def test_d2_refuses_a_matrix_that_it_need_not_converge_with(tmp_path: Path) -> N
     play(least_squares(5, 1, algorithm="d2"), tmp_path)
 
 
-def test_d2_refuses_a_matrix_that_is_not_symmetric(tmp_path: Path) -> None:
+def test_d2_refuses_an_asymmetric_matrix(tmp_path: Path) -> None:
     for topology in ("exponential", {"name": "star", "weights": "uniform"}):
         refused(tmp_path, r"topology\.weights: not symmetric, for d2", algorithm="d2", topology=topology)
 
 
 @pytest.mark.parametrize("algorithm", ["gradient-tracking", "qg-momentum"])
-def test_a_mixing_matrix_that_moves_the_average_is_refused(tmp_path: Path, algorithm: str) -> None:
+def test_matrix_that_is_not_doubly_stochastic_is_refused(tmp_path: Path, algorithm: str) -> None:
     """A directed graph may be doubly stochastic, as the exponential one is."""
-    said = rf"topology\.weights: not doubly stochastic \(column 0 .*\), for {algorithm}"
-    refused(tmp_path, said, algorithm=algorithm, topology={"name": "star", "weights": "uniform"})
+    problem = rf"topology\.weights: not doubly stochastic \(column 0 .*\), for {algorithm}"
+    refused(tmp_path, problem, algorithm=algorithm, topology={"name": "star", "weights": "uniform"})
     prepare(least_squares(8, 3, algorithm=algorithm, topology="exponential"))
 
 
-def test_d2_asks_nothing_of_a_topology_that_changes(tmp_path: Path) -> None:
+def test_d2_accepts_a_changing_topology(tmp_path: Path) -> None:
     topology = {"name": "random-regular", "degree": 2, "every_rounds": 1}
     play(least_squares(4, 2, algorithm="d2", topology=topology), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("optimizer", "problem"),
     [
         ({"name": "adam", "lr": 0.1}, r"optimizer\.name: adam for qg-momentum; accepted: sgd"),
         (
@@ -159,11 +159,11 @@ def test_d2_asks_nothing_of_a_topology_that_changes(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_quasi_global_momentum_is_the_only_one(tmp_path: Path, optimizer: dict[str, Any], said: str) -> None:
-    refused(tmp_path, said, algorithm="qg-momentum", optimizer=optimizer)
+def test_qg_momentum_refuses_other_momentum(tmp_path: Path, optimizer: dict[str, Any], problem: str) -> None:
+    refused(tmp_path, problem, algorithm="qg-momentum", optimizer=optimizer)
 
 
-def test_quasi_global_momentum_takes_weight_decay_from_the_optimizer(tmp_path: Path) -> None:
+def test_qg_momentum_uses_the_weight_decay_of_the_optimizer(tmp_path: Path) -> None:
     """g + lambda x in the place of g, as in the authors' code: after one round W (x - eta (g + lambda x))."""
     experiment = least_squares(
         5, 1, algorithm="qg-momentum", optimizer={"name": "sgd", "lr": 0.1, "weight_decay": 0.5}

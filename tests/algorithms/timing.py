@@ -1,4 +1,4 @@
-"""Least squares on unlike data, hand-made step times, and wrappers that show a test what is on the wire."""
+"""Least squares on unlike data, hand-made step times, and wrappers that record the messages of a run."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Table(ComputeProfile):
 sent: list[tuple[float, int, int, Payload]] = []
 """(seconds, source, to, payload) of every message since :func:`clear`."""
 arrived: list[Message] = []
-"""Every message that came in since then."""
+"""Every message received since then."""
 
 
 class Window(NodeWrapper):
-    """Puts what goes out and comes in into the lists above."""
+    """Records outgoing and incoming messages in the lists above."""
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         sent.append((node.now(), node.rank, to, payload))
@@ -44,7 +44,7 @@ class Window(NodeWrapper):
 
 
 class Lossy(NodeWrapper):
-    """Every fifth message, or so, does not come in."""
+    """Drops about every fifth incoming message."""
 
     def incoming(self, node: Node, message: Message) -> Message | None:
         if node.rng("lossy", message.source, int(message.tag[-1])).random() < 0.2:
@@ -84,12 +84,11 @@ def least_squares(nodes: int, rounds: int, **changes: Any) -> Experiment:
 
 
 def play(experiment: Experiment, out: Path) -> Run:
-    """Run it."""
     return run(experiment, out)
 
 
 class Data:
-    """What the nodes of an experiment hold and start with, in double precision."""
+    """The data and the initial models of an experiment's nodes, in double precision."""
 
     def __init__(self, experiment: Experiment) -> None:
         setup = prepare(experiment)
@@ -100,13 +99,13 @@ class Data:
         )
 
     def gradient(self, rank: int, x: Float[np.ndarray, " params"]) -> Float[np.ndarray, " params"]:
-        """Of half the mean squared residual at one node."""
+        """Gradient of half the mean squared residual at one node."""
         A, b = self._parts[rank]
         return np.asarray(A.T @ (A @ x - b) / len(b))
 
     @property
     def optimum(self) -> Float[np.ndarray, " params"]:
-        """Where the mean of the nodes' losses, each node counting once, is least."""
+        """Minimizer of the mean of the nodes' losses, each node counting once."""
         H = sum(A.T @ A / len(b) for A, b in self._parts)
         v = sum(A.T @ b / len(b) for A, b in self._parts)
         return np.asarray(np.linalg.solve(H, v))

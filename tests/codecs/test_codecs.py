@@ -1,4 +1,4 @@
-"""Codecs: what each makes of a vector, against NumPy; both engines; bytes; resumed runs; what is refused."""
+"""Codecs: encoded vectors against NumPy, both engines, bytes, resumed runs, and invalid settings."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def total(run: Run, column: str) -> int:
 
 
 def through(codec: Codec, vectors: list[Tensor], out: Path, nodes: int = 2) -> list[list[tuple[Any, Any]]]:
-    """For each node and vector: what its codec makes of it (at node 0), and what that is decoded to (at node 1)."""
+    """For each node and vector, the encoded payload and the decoded vector."""
 
     async def script(node: Node) -> Any:
         seen = []
@@ -100,7 +100,7 @@ def vectors(count: int) -> list[Tensor]:
     return list(torch.from_numpy(np.random.default_rng(3).normal(size=(count, FEATURES)).astype(np.float32)))
 
 
-def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path) -> None:
+def test_top_k_sends_the_largest_changes_since_the_last_sending(tmp_path: Path) -> None:
     codec = TopK(fraction=0.34)
     given = vectors(6)
     [seen, _] = through(codec, given, tmp_path)
@@ -116,11 +116,11 @@ def test_top_k_sends_what_has_changed_most_since_it_was_sent(tmp_path: Path) -> 
 
 
 def test_top_k_without_accumulation_counts_changes_since_the_last_mixing(tmp_path: Path) -> None:
-    """DecentralizePy's PartialModel: what local steps changed, not what mixing did."""
+    """Changes by local steps count, changes by mixing do not, as in DecentralizePy's PartialModel."""
     moves = [
         torch.tensor([3.0, 2.0, 1.0]),
         torch.tensor([0.0, 1.0, 2.0]),
-    ]  # of the local steps of both rounds
+    ]  # changes by the local steps of both rounds
 
     async def script(node: Node) -> Any:
         sent = []
@@ -141,11 +141,11 @@ async def _nothing(node: Node) -> None:
 
 
 @pytest.mark.parametrize("support", ["own", "common"])
-def test_random_k_draws_by_the_key_and_sends_no_index(tmp_path: Path, support: Any) -> None:
+def test_random_k_draws_by_the_key_and_sends_no_indices(tmp_path: Path, support: Any) -> None:
     codec = RandomK(fraction=0.67, support=support)
     given = vectors(8)
     seen = through(codec, given, tmp_path)
-    drawn = [[part.where.tolist() for _, part in of_node] for of_node in seen]
+    drawn = [[part.where.tolist() for _, part in row] for row in seen]
     assert (drawn[0] == drawn[1]) == (support == "common") == codec.common_support
     assert len({tuple(where) for where in drawn[0]}) > 1
     for vector, (payload, part) in zip(given, seen[0], strict=True):
@@ -156,7 +156,7 @@ def test_random_k_draws_by_the_key_and_sends_no_index(tmp_path: Path, support: A
 
 
 @given(st.lists(st.floats(width=32), max_size=20))
-def test_float16_is_numpys_within_its_range(values: list[float]) -> None:
+def test_float16_matches_numpy_within_its_range(values: list[float]) -> None:
     x = np.array(values, dtype=np.float32)
     codec: Any = Float16()
     got = codec.decode(
@@ -166,7 +166,7 @@ def test_float16_is_numpys_within_its_range(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("codec_bits", [2, 3, 8, 16])
-def test_quantize_rounds_by_keyed_chance(tmp_path: Path, codec_bits: int) -> None:
+def test_quantize_rounds_by_keyed_draws(tmp_path: Path, codec_bits: int) -> None:
     codec = Quantize(bits=codec_bits)
     given = [*vectors(20), torch.zeros(FEATURES), torch.tensor([1e38, -3e38, 0.0])]
     levels = 2 ** (codec_bits - 1) - 1
@@ -180,7 +180,7 @@ def test_quantize_rounds_by_keyed_chance(tmp_path: Path, codec_bits: int) -> Non
         assert payload[0].numel() == math.ceil(FEATURES * codec_bits / 8)
 
 
-def test_quantizing_is_unbiased_and_a_vector_that_is_not_finite_stays_so(tmp_path: Path) -> None:
+def test_quantize_is_unbiased_and_keeps_non_finite_vectors(tmp_path: Path) -> None:
     vector = torch.tensor([0.3, -0.71, 1.0])
     [seen, _] = through(Quantize(bits=2), [vector] * 2000, tmp_path)
     mean = torch.stack([got for _, got in seen]).mean(0)
@@ -189,7 +189,7 @@ def test_quantizing_is_unbiased_and_a_vector_that_is_not_finite_stays_so(tmp_pat
     assert got.isnan().all()
 
 
-def test_each_vector_of_a_round_is_rounded_by_other_chance(tmp_path: Path) -> None:
+def test_each_vector_of_a_round_is_rounded_by_other_draws(tmp_path: Path) -> None:
     vector = torch.linspace(-1, 1, 100)
     codec = Quantize(bits=3)
 
@@ -201,8 +201,8 @@ def test_each_vector_of_a_round_is_rounded_by_other_chance(tmp_path: Path) -> No
 
 
 @given(st.integers(2, 16), st.data())
-def test_bits_are_packed_and_unpacked(width: int, data: Any) -> None:
-    """Low bytes, then the bits that are left."""
+def test_packed_bits_round_trip(width: int, data: Any) -> None:
+    """The low bytes come first, then the remaining bits."""
     codes = np.array(data.draw(st.lists(st.integers(0, 2**width - 1), max_size=40)), dtype=np.uint16)
     packed = _packed(codes, width)
     low, rest = (codes.tolist(), width - 8) if width >= 8 else ([], width)
@@ -213,7 +213,7 @@ def test_bits_are_packed_and_unpacked(width: int, data: Any) -> None:
 
 
 @pytest.mark.parametrize("codec_bits", [2, 8, 12])
-def test_a_huge_count_is_refused_before_anything_is_unpacked(codec_bits: int, tmp_path: Path) -> None:
+def test_excessive_count_is_refused_before_unpacking(codec_bits: int, tmp_path: Path) -> None:
     codec = Quantize(bits=codec_bits)
     data = torch.zeros(15 << 20, dtype=torch.uint8)
 
@@ -230,7 +230,7 @@ def test_a_huge_count_is_refused_before_anything_is_unpacked(codec_bits: int, tm
     assert play(tmp_path, script, 1, codec=codec).values[0] < 1 << 20
 
 
-def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) -> None:
+def test_chain_encodes_the_values_of_the_previous_codec(tmp_path: Path) -> None:
     chain = Chain(codecs=[{"name": "top-k", "fraction": 0.67}, "identity", "float16"])  # type: ignore[arg-type]
     given = [torch.tensor([10.0, 0.1, -20.0])]
     [[(payload, part)], _] = through(chain, given, tmp_path)
@@ -238,7 +238,7 @@ def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) ->
     assert part.where.tolist() == [0, 2]
     assert part.values.tolist() == [10.0, -20.0]
     assert part.values.dtype is torch.float32
-    [[[half]], packed] = payload  # a list within a list for each codec
+    [[[half]], packed] = payload  # one nested list per codec
     assert half.dtype is torch.float16
     assert indices.unpacked(packed.numpy(), 2, 3).tolist() == [0, 2]
 
@@ -247,7 +247,7 @@ def test_a_chain_encodes_the_values_that_the_one_before_gives(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["top-k, forgetful", "random-k", "chain"])
-def test_both_engines_end_with_the_same_bits_and_bytes(name: str, tmp_path: Path) -> None:
+def test_both_engines_give_the_same_bits_and_byte_counts(name: str, tmp_path: Path) -> None:
     simulated = gossamer.run(described(CODECS[name]), tmp_path / "simulated")
     real = gossamer.run(
         described(CODECS[name], engine={"name": "processes", "trainer": "sequential"}), tmp_path / "real"
@@ -257,7 +257,7 @@ def test_both_engines_end_with_the_same_bits_and_bytes(name: str, tmp_path: Path
 
 
 @EVERY
-def test_a_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
+def test_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
     whole = gossamer.run(described(codec, 6), tmp_path / "whole")
     cut = gossamer.run(described(codec, 3, checkpoint={"every_rounds": 3}), tmp_path / "cut")
     resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
@@ -265,7 +265,7 @@ def test_a_resumed_run_keeps_the_bits(codec: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["top-k", "jwins", "entropy"])
-def test_the_bits_do_not_depend_on_the_number_of_workers(codec: str, tmp_path: Path) -> None:
+def test_bits_do_not_depend_on_the_number_of_workers(codec: str, tmp_path: Path) -> None:
     """Long vectors are decoded and mixed by several threads."""
     task = {"name": "least-squares", "features": MIN_LENGTH, "samples": 8, "test_samples": 1}
     runs = [
@@ -286,7 +286,7 @@ def test_the_bits_do_not_depend_on_the_number_of_workers(codec: str, tmp_path: P
     assert torch.equal(bits(runs[0]), bits(runs[2]))
 
 
-def test_a_gather_that_is_cancelled_while_it_decodes_leaves_the_messages(tmp_path: Path) -> None:
+def test_gather_cancelled_while_decoding_leaves_the_messages(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         other = 1 - node.rank
         if node.rank == 1:
@@ -295,7 +295,7 @@ def test_a_gather_that_is_cancelled_while_it_decodes_leaves_the_messages(tmp_pat
             return node.parameters
         gathering = node.spawn(node.gather([other], "m"))
         await node.sleep(1)
-        await node.sleep(0)  # the message is delivered, and mixing steps and the like are about to run
+        await node.sleep(0)  # the message is delivered; decoding is about to run
         gathering.cancel()
         await node.sleep(0)
         return node.drain("m")[0].payload.parameters
@@ -304,21 +304,21 @@ def test_a_gather_that_is_cancelled_while_it_decodes_leaves_the_messages(tmp_pat
     assert torch.equal(values[0], values[1])
 
 
-def test_no_codec_and_identity_are_the_same(tmp_path: Path) -> None:
+def test_identity_codec_equals_no_codec(tmp_path: Path) -> None:
     plain = gossamer.run(described(None), tmp_path / "plain")
     identity = gossamer.run(described("identity"), tmp_path / "identity")
     assert torch.equal(bits(plain), bits(identity))
     assert total(plain, "bytes_sent") == total(identity, "bytes_sent")
 
 
-def test_bytes_are_those_of_what_is_encoded(tmp_path: Path) -> None:
+def test_bytes_sent_are_those_of_encoded_payloads(tmp_path: Path) -> None:
     run = gossamer.run(described({"name": "top-k", "fraction": 0.34}, 5), tmp_path)
     payload = Model(Coded([torch.zeros(3), torch.zeros(12, dtype=torch.uint8)]))  # type: ignore[arg-type]
     assert total(run, "bytes_sent") == 4 * 2 * 5 * wire_bytes((0,), payload)
 
 
-def test_missing_coordinates_take_the_receivers_values(tmp_path: Path) -> None:
-    """Two nodes that don't learn: the coordinate that moved most is averaged, the other ones stay."""
+def test_missing_coordinates_take_the_values_of_the_receiver(tmp_path: Path) -> None:
+    """Two nodes without training: the coordinate that moved most is averaged, the others stay."""
 
     async def script(node: Node) -> Any:
         node.parameters = torch.tensor([[0.0, 8.0, 1.0], [4.0, 0.0, 1.0]][node.rank]) + node.parameters
@@ -330,7 +330,7 @@ def test_missing_coordinates_take_the_receivers_values(tmp_path: Path) -> None:
         return before, message.payload, node.parameters
 
     values = play(tmp_path, script, 2, codec={"name": "top-k", "fraction": 0.34}).values
-    for rank, coordinate in ((0, 0), (1, 1)):  # what the other one sends
+    for rank, coordinate in ((0, 0), (1, 1)):  # the coordinate that the other node sends
         before, payload, after = values[rank]
         theirs = values[1 - rank][0]
         assert isinstance(payload["model"].parameters, Part)
@@ -344,8 +344,8 @@ def test_missing_coordinates_take_the_receivers_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("absent", [False, True])
-def test_missing_coordinates_are_renormalized_if_the_experiment_says_so(absent: bool, tmp_path: Path) -> None:
-    """``gather.missing`` holds for absent nodes and for coordinates that a codec did not send, also where all nodes sent."""
+def test_missing_coordinates_are_renormalized_on_request(absent: bool, tmp_path: Path) -> None:
+    """``gather.missing`` covers absent nodes and coordinates that a codec did not send."""
 
     async def script(node: Node) -> Any:
         node.parameters = torch.tensor([[0.0, 8.0, 1.0], [4.0, 0.0, 1.0]][node.rank])
@@ -368,7 +368,7 @@ def test_missing_coordinates_are_renormalized_if_the_experiment_says_so(absent: 
 
 
 @pytest.mark.parametrize("codec", ["round-robin", "top-k", "threshold", "quantize"])
-def test_what_was_sent_does_not_change_with_the_authors_vector(codec: str, tmp_path: Path) -> None:
+def test_sent_payload_does_not_change_with_the_vector(codec: str, tmp_path: Path) -> None:
     given = {"round-robin": {"name": "round-robin", "blocks": 1}, "top-k": {"name": "top-k", "fraction": 1.0}}
     given |= {
         "threshold": {"name": "threshold", "threshold": 0.0},
@@ -383,8 +383,8 @@ def test_what_was_sent_does_not_change_with_the_authors_vector(codec: str, tmp_p
         received = (await node.receive("m")).payload
         return received.over(Model(torch.zeros(3))).parameters
 
-    for found in play(tmp_path, script, 2, codec=given[codec]).values.values():
-        torch.testing.assert_close(found, torch.tensor([1.0, -2.0, 3.0]), atol=1e-3, rtol=0)
+    for decoded in play(tmp_path, script, 2, codec=given[codec]).values.values():
+        torch.testing.assert_close(decoded, torch.tensor([1.0, -2.0, 3.0]), atol=1e-3, rtol=0)
 
 
 class Counting(Codec):
@@ -406,7 +406,7 @@ _calls: dict[int, list[tuple[str, int, int]]] = {}
 
 
 class Spy(NodeWrapper):
-    """Sees what is on the wire."""
+    """Records the payloads on the wire."""
 
     number: int
 
@@ -423,25 +423,25 @@ _payloads: dict[int, list[tuple[int, int, Any]]] = {}
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_broadcast_is_encoded_once_and_shared_by_its_receivers(tmp_path: Path, wrapped: bool) -> None:
+def test_broadcast_is_encoded_once_and_shared_by_its_receivers(tmp_path: Path, wrapped: bool) -> None:
     number = len(_calls)
     _calls[number], _payloads[number] = [], []
     wrappers = [Spy(number=number)] if wrapped else []
     run = gossamer.run(
         described(Counting(number=number), 3, topology="complete", wrappers=wrappers), tmp_path
     )
-    both = [(what, rank, r) for what in ("decode", "encode") for rank in range(4) for r in range(3)]
+    both = [(kind, rank, r) for kind in ("decode", "encode") for rank in range(4) for r in range(3)]
     assert sorted(_calls[number]) == both
     torch.testing.assert_close(
         bits(run), bits(gossamer.run(described(None, 3, topology="complete"), tmp_path / "plain"))
     )
     for rank in range(4 if wrapped else 0):
         objects = {id(payload) for source, _, payload in _payloads[number] if source == rank}
-        assert len(objects) == 3  # one a round, at its sender and at each of its three receivers
+        assert len(objects) == 3  # one per round, shared by the sender and its three receivers
         assert all(isinstance(p.parameters, Coded) for s, _, p in _payloads[number] if s == rank)
 
 
-def test_a_model_that_is_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -> None:
+def test_model_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -> None:
     number = len(_calls)
     _calls[number] = []
 
@@ -456,7 +456,7 @@ def test_a_model_that_is_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -
     assert [call for call in _calls[number] if call[1] == 0] == [("encode", 0, 0)] * 3
 
 
-def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> None:
+def test_bare_parameters_are_refused_with_a_codec(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with a codec: node\.model"):
             node.broadcast(node.peers(), node.parameters, "m")
@@ -465,7 +465,7 @@ def test_parameters_by_themselves_are_not_taken_for_a_model(tmp_path: Path) -> N
     play(tmp_path, script, 2, codec="float16")
 
 
-# --- the time that encoding takes
+# --- encoding time
 
 ENCODING: dict[str, Any] = {"name": "constant", "seconds_per_step": 1.0, "steps_per_encoding": 0.25}
 AFTER_A_TENTH: dict[str, Any] = {"name": "uniform", "latency_s": 0.1}
@@ -478,10 +478,10 @@ AFTER_A_TENTH: dict[str, Any] = {"name": "uniform", "latency_s": 0.1}
         (ENCODING, "float16", 1.35, "choco-sgd"),
         ({**ENCODING, "steps_per_encoding": 0}, "float16", 1.1, "d-psgd"),
         (ENCODING, None, 1.1, "d-psgd"),
-        (ENCODING, "identity", 1.1, "d-psgd"),  # it encodes nothing
+        (ENCODING, "identity", 1.1, "d-psgd"),  # identity takes no time
     ],
 )
-def test_encoding_takes_time_on_the_nodes_clock(
+def test_encoding_takes_time_on_the_clock_of_the_node(
     compute: dict[str, Any], codec: Any, seconds: float, algorithm: str, tmp_path: Path
 ) -> None:
     more: dict[str, Any] = {"topology": "complete", "algorithm": algorithm, "network": AFTER_A_TENTH}
@@ -490,34 +490,34 @@ def test_encoding_takes_time_on_the_nodes_clock(
     assert last["time_s"].to_list() == pytest.approx([3 * seconds] * 4)
 
 
-def test_encoding_takes_a_straggler_as_much_longer_as_a_step(tmp_path: Path) -> None:
+def test_encoding_is_slowed_by_the_factor_of_a_straggler(tmp_path: Path) -> None:
     compute = {"name": "stragglers", "base": {"name": "constant", "seconds_per_step": 1.0}, "factor": 3}
     compute |= {"ranks": [2], "steps_per_encoding": 0.25}
     run = gossamer.run(
         described("float16", 3, compute=compute, network=AFTER_A_TENTH, topology="complete"), tmp_path
     )
     last = run.metrics.filter(run.metrics["node"] >= 0, run.metrics["round"] == 3)
-    # The others wait for its messages, which come 0.1 s later.
+    # The others wait for its messages, which arrive 0.1 s later.
     assert last["time_s"].to_list() == pytest.approx([11.35, 11.35, 11.25, 11.35])
 
 
-def test_messages_leave_in_order_when_the_ones_before_are_encoded(tmp_path: Path) -> None:
-    """A node encodes and trains one after the other, in the order in which it was asked to."""
+def test_messages_leave_in_order_after_encoding(tmp_path: Path) -> None:
+    """A node encodes and trains one after the other, in the order of the calls."""
 
     async def script(node: Node) -> Any:
         if node.rank == 1:
-            came = [await node.receive() for _ in range(5)]
-            return [(message.tag[0], round(node.now(), 6), round(message.sent_at, 6)) for message in came]
+            received = [await node.receive() for _ in range(5)]
+            return [(message.tag[0], round(node.now(), 6), round(message.sent_at, 6)) for message in received]
         node.send(1, 0, "exact, first")
         training = node.spawn(node.train())
         await node.sleep(0)
         node.send(1, node.model, "encoded")
-        node.send(1, node.model, "again")  # is encoded already
-        lost = node.send(1, node.model, "taken back")
+        node.send(1, node.model, "again")  # already encoded
+        cancelled = node.send(1, node.model, "cancelled")
         node.send(1, node.model, "exact, last", exact=True)
-        assert not lost.done()
-        assert lost.cancel()
-        assert lost.done()
+        assert not cancelled.done()
+        assert cancelled.cancel()
+        assert cancelled.done()
         await node.train()
         trained = node.now()
         node.parameters = 2 * node.parameters
@@ -530,7 +530,7 @@ def test_messages_leave_in_order_when_the_ones_before_are_encoded(tmp_path: Path
     assert [sent_at for _, _, sent_at in values[1]] == [0.0, 1.25, 1.25, 1.25, 2.5]
 
 
-def test_a_round_ends_when_its_messages_have_left(tmp_path: Path) -> None:
+def test_round_ends_when_its_messages_have_left(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 1:
             return (await node.receive("m")).sent_at
@@ -542,22 +542,20 @@ def test_a_round_ends_when_its_messages_have_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", ["d-psgd", "ad-psgd"])
-def test_a_resumed_run_keeps_the_times_of_encoding(algorithm: str, tmp_path: Path) -> None:
+def test_resumed_run_keeps_the_times_of_encoding(algorithm: str, tmp_path: Path) -> None:
     more: dict[str, Any] = {"algorithm": algorithm, "compute": ENCODING, "network": AFTER_A_TENTH}
     whole = gossamer.run(described("float16", 6, **more), tmp_path / "whole")
     cut = gossamer.run(described("float16", 3, checkpoint={"every_rounds": 3}, **more), tmp_path / "cut")
     resumed = gossamer.resume(cut.path, ["stop.rounds=6"])
     times = [run.metrics.filter(run.metrics["round"] == 6)["time_s"].to_list() for run in (whole, resumed)]
-    if (
-        algorithm == "d-psgd"
-    ):  # (ad-psgd answers in a task of its own, so its resumed run may go another way.)
+    if algorithm == "d-psgd":  # ad-psgd answers in a separate task, so its resumed run may differ
         assert times[0] == times[1]
     assert resumed.status == "done"
 
 
 @pytest.mark.parametrize("fault", ["crash", "leave", "freeze"])
 @pytest.mark.parametrize("at_s", [2.4, 3.55])
-def test_nodes_fail_while_they_encode_and_others_go_on(fault: str, at_s: float, tmp_path: Path) -> None:
+def test_run_continues_when_a_node_fails_while_encoding(fault: str, at_s: float, tmp_path: Path) -> None:
     """At both times the nodes are encoding, until 2.5 and 3.75 s."""
     times = {"crash": {"restart_after_s": 2.0}, "leave": {}, "freeze": {"for_s": 2.0}}
     faults = [{"name": fault, "nodes": [1], "at_s": at_s, **times[fault]}]
@@ -567,14 +565,14 @@ def test_nodes_fail_while_they_encode_and_others_go_on(fault: str, at_s: float, 
     assert bits(run).isfinite().all()
 
 
-def test_real_nodes_keep_the_pace_of_encoding(tmp_path: Path) -> None:
+def test_paced_processes_take_the_time_of_encoding(tmp_path: Path) -> None:
     compute = {"name": "constant", "seconds_per_step": 0.01, "steps_per_encoding": 20}
     engine = {"name": "processes", "trainer": "sequential", "pace": True}
     run = gossamer.run(described("float16", 3, compute=compute, engine=engine), tmp_path)
     assert run.metrics["time_s"].max() >= 3 * 0.21  # type: ignore[operator]
 
 
-def test_only_the_outermost_profile_says_what_encoding_takes(tmp_path: Path) -> None:
+def test_only_the_outermost_profile_may_set_the_encoding_time(tmp_path: Path) -> None:
     compute = {"name": "stragglers", "base": ENCODING, "count": 1}
     with pytest.raises(
         BadInput, match=r"compute\.base.*a profile without steps_per_encoding, which the outermost one has"
@@ -587,7 +585,7 @@ DIFFERENCES: dict[str, Any] = {
     "stc": {"name": "stc", "fraction": 0.4},
     "low-rank": "low-rank",
 }
-"""Codecs that only algorithms with differences take. (What ``low-rank`` sends of a vector is the vector.)"""
+"""Codecs for algorithms that send differences only. (``low-rank`` sends a vector as it is.)"""
 TAKES_MODELS: list[dict[str, Any]] = [
     {"name": "d-psgd", "overlap": True},
     {"name": "epidemic-local", "degree": 2},
@@ -623,13 +621,13 @@ TAKES_NONE: list[dict[str, Any]] = [
 EIGHT: dict[str, Any] = {"nodes": 8, "topology": "complete"}
 
 
-def test_every_algorithm_is_in_one_of_these_lists() -> None:
+def test_every_algorithm_is_tested() -> None:
     takes = (*TAKES_MODELS, *TAKES_DIFFERENCES, *TAKES_PIECES, *TAKES_NONE)
-    listed = {each["name"] for each in takes}
+    listed = {algorithm["name"] for algorithm in takes}
     assert listed == set(names("algorithm"))
 
 
-def test_every_codec_is_in_one_of_these_lists() -> None:
+def test_every_codec_is_tested() -> None:
     listed = {part.name_of() for codec in CODECS.values() for part in described(codec).codec.parts()}
     assert listed | DIFFERENCES.keys() | {"chain"} == set(names("codec"))
 
@@ -646,8 +644,10 @@ SOME = ("top-k", "jwins", "entropy", "sign")
     ],
 )
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda each: str(each["name"]))
-def test_it_composes_with_every_algorithm_that_sends_models(
+@pytest.mark.parametrize(
+    "algorithm", [*TAKES_MODELS, *TAKES_DIFFERENCES], ids=lambda algorithm: str(algorithm["name"])
+)
+def test_codecs_work_with_every_algorithm_that_sends_models(
     algorithm: dict[str, Any], engine: str, chosen: tuple[str, ...], tmp_path: Path
 ) -> None:
     engines: dict[str, Any] = {"simulate": {"name": "simulate", "trainer": "sequential"}}
@@ -662,14 +662,14 @@ def test_it_composes_with_every_algorithm_that_sends_models(
         run = gossamer.run(described(codec, 2, **more), tmp_path / str(number))
         assert run.status == "done"
         assert bits(run).isfinite().all()
-        if engine == "simulate":  # (Asynchronous nodes that are real send more or less, as time goes.)
+        if engine == "simulate":  # asynchronous processes send varying numbers of messages
             same = total(run, "bytes_sent") == total(plain, "bytes_sent")
             assert same == (name == "identity" and algorithm not in TAKES_DIFFERENCES)
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("algorithm", TAKES_PIECES, ids=lambda each: str(each["name"]))
-def test_pieces_of_models_are_encoded_value_by_value_or_not_at_all(
+@pytest.mark.parametrize("algorithm", TAKES_PIECES, ids=lambda algorithm: str(algorithm["name"]))
+def test_only_codecs_by_value_encode_pieces_of_models(
     algorithm: dict[str, Any], engine: str, tmp_path: Path
 ) -> None:
     more = {**EIGHT, "algorithm": algorithm, "engine": engine}
@@ -685,28 +685,28 @@ def test_pieces_of_models_are_encoded_value_by_value_or_not_at_all(
         assert run.status == "done"
         assert bits(run).isfinite().all()
         if algorithm["name"] == "all-reduce":
-            assert all(torch.equal(each, bits(run)[0]) for each in bits(run))
+            assert all(torch.equal(row, bits(run)[0]) for row in bits(run))
 
 
-def test_all_reduce_encodes_its_segments_on_both_ways(tmp_path: Path) -> None:
-    """Nodes that don't learn: the mean of what the owner of a segment decodes, and that rounded again."""
+def test_all_reduce_encodes_segments_in_both_phases(tmp_path: Path) -> None:
+    """Without training: a segment is the mean of the decoded values at its owner, rounded again."""
     still = {"optimizer": {"name": "sgd", "lr": 1e-30}, "algorithm": "all-reduce"}
     start = bits(
         gossamer.run(described(None, 1, **{**still, "algorithm": "local"}), tmp_path / "start")
     ).numpy()
-    found = bits(gossamer.run(described("float16", 1, **still), tmp_path / "run")).numpy()
+    after = bits(gossamer.run(described("float16", 1, **still), tmp_path / "run")).numpy()
     whole = []
     for owner, columns in enumerate(np.array_split(np.arange(P), 4)):
         theirs = [
             x[columns].astype(np.float16 if rank != owner else np.float32) for rank, x in enumerate(start)
         ]
-        whole.append(np.mean([each.astype(np.float64) for each in theirs], axis=0).astype(np.float16))
-    np.testing.assert_allclose(found, [np.concatenate(whole)] * 4, rtol=2e-3, atol=1e-6)
-    assert np.array_equal(found, found.astype(np.float16).astype(np.float32))
+        whole.append(np.mean([values.astype(np.float64) for values in theirs], axis=0).astype(np.float16))
+    np.testing.assert_allclose(after, [np.concatenate(whole)] * 4, rtol=2e-3, atol=1e-6)
+    assert np.array_equal(after, after.astype(np.float16).astype(np.float32))
 
 
-def test_a_fragment_is_encoded_once_for_all_its_recipients(tmp_path: Path) -> None:
-    """Two rounds of nodes that don't learn: in the second, all have the fragments of the first."""
+def test_fragment_is_encoded_once_for_all_its_recipients(tmp_path: Path) -> None:
+    """Two rounds without training: in the second, all nodes have the fragments of the first."""
     number = len(_payloads)
     _payloads[number] = []
     algorithm = {"name": "divshare", "fraction": 0.5, "recipients": 3}
@@ -720,12 +720,12 @@ def test_a_fragment_is_encoded_once_for_all_its_recipients(tmp_path: Path) -> No
     expected = (start - rounded + rounded.sum(axis=0)) / 4
     np.testing.assert_allclose(bits(run).numpy(), expected, rtol=1e-5, atol=1e-6)
     encoded = {id(payload.parameters) for source, _, payload in _payloads[number] if source == 0}
-    assert len(encoded) == 2 * 2  # a round and fragment
+    assert len(encoded) == 2 * 2  # one per round and fragment
 
 
 @pytest.mark.parametrize("algorithm", TAKES_NONE, ids=str)
 @pytest.mark.parametrize("codec", ["top-k", "quantize"])
-def test_algorithms_that_send_no_whole_models_refuse_every_codec(
+def test_algorithms_without_whole_models_refuse_codecs(
     algorithm: dict[str, Any], codec: str, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -734,14 +734,14 @@ def test_algorithms_that_send_no_whole_models_refuse_every_codec(
         gossamer.run(described(CODECS[codec], **EIGHT, algorithm=algorithm), tmp_path)
 
 
-# --- what is refused
+# --- invalid settings
 
 
 DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
 
 
 @pytest.mark.parametrize(
-    ("codec", "changes", "said"),
+    ("codec", "changes", "problem"),
     [
         ("zip", {}, "codec: unknown name 'zip'"),
         ({"name": "top-k"}, {}, r"codec\.fraction: missing"),
@@ -802,10 +802,10 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
         ),
     ],
 )
-def test_what_a_codec_can_not_serve_is_refused_before_the_run(
-    codec: Any, changes: dict[str, Any], said: str, tmp_path: Path
+def test_unsupported_use_of_a_codec_is_refused_before_the_run(
+    codec: Any, changes: dict[str, Any], problem: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=problem):
         gossamer.run(described(codec, **changes), tmp_path)
 
 
@@ -816,15 +816,15 @@ class Picky(Identity):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "problem"),
     [
         ({"network": {"name": "uniform", "loss": 0.1}, "gather": {"timeout_s": 1}}, "that lose messages"),
         ({"gather": {"timeout_s": 1}}, "gather.timeout_s, after which"),
         ({"algorithm": {"name": "divshare", "fraction": 1.0, "recipients": 2}}, "which cancels messages"),
     ],
 )
-def test_what_a_codec_needs_is_checked(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_requirements_of_a_codec_are_checked(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=problem):
         gossamer.run(described([Picky()], **changes), tmp_path)
     assert gossamer.run(described([Picky()]), tmp_path).status == "done"
     changing = {"name": "random-regular", "degree": 2, "every_rounds": 1}
@@ -847,7 +847,7 @@ def test_what_a_codec_needs_is_checked(changes: dict[str, Any], said: str, tmp_p
     ],
 )
 @pytest.mark.parametrize("codec", ["top-k", "chain"])
-def test_what_no_codec_makes_is_an_error_that_names_its_sender(
+def test_undecodable_payload_is_an_error_that_names_its_sender(
     payload: Any, codec: str, tmp_path: Path
 ) -> None:
     async def script(node: Node) -> None:
@@ -860,10 +860,10 @@ def test_what_no_codec_makes_is_an_error_that_names_its_sender(
         play(tmp_path, script, 2, codec=CODECS[codec])
 
 
-def test_the_experiment_is_saved_with_its_codec() -> None:
+def test_experiment_is_saved_with_its_codec() -> None:
     for codec in CODECS.values():
-        one = described(codec)
-        again = Experiment.parse(one.to_yaml())
-        assert again.codec == one.codec
-        assert again.to_yaml() == one.to_yaml()
+        saved = described(codec)
+        again = Experiment.parse(saved.to_yaml())
+        assert again.codec == saved.codec
+        assert again.to_yaml() == saved.to_yaml()
     assert isinstance(experiment(_nothing).codec, type(None))

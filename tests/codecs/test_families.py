@@ -1,4 +1,4 @@
-"""Every family of codecs against its definition in NumPy, on vectors that hypothesis draws: empty, ties, zeros, huge, tiny."""
+"""Each family of codecs against its definition in NumPy, on drawn vectors with ties, zeros, huge and tiny values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ P = sum(math.prod(shape) for shape in SHAPES)
 
 
 class OneNode(SimpleNamespace):
-    """What codecs ask of a node."""
+    """The part of a node that codecs use."""
 
     def __init__(self, parameters: Tensor, rank: int = 0, shapes: Any = None) -> None:
         fields, start = [], 0
@@ -60,7 +60,7 @@ class OneNode(SimpleNamespace):
 
 
 def pair(codec: Codec, initial: Tensor, shapes: Any = None) -> tuple[Any, Any]:
-    """A sender and a receiver that begin alike."""
+    """A sender and a receiver in the same initial state."""
     nodes = OneNode(initial, 0, shapes), OneNode(initial, 1, shapes)
     for node in nodes:
         for part in codec.parts():
@@ -69,7 +69,7 @@ def pair(codec: Codec, initial: Tensor, shapes: Any = None) -> tuple[Any, Any]:
 
 
 def compressed(codec: Codec, vector: Tensor, shapes: Any = None, own: Tensor | None = None) -> Tensor:
-    """What receivers make of a difference."""
+    """The difference as receivers decode it."""
     sender, receiver = pair(codec, torch.zeros_like(vector), shapes)
     payload = codec.compress(sender, vector, 0)
     base = torch.zeros_like(vector) if own is None else own
@@ -86,7 +86,7 @@ vectors = hnp.arrays(
 
 
 @given(st.data())
-def test_indices_come_back_in_as_few_bits_as_their_number_allows(data: Any) -> None:
+def test_indices_round_trip_close_to_their_entropy(data: Any) -> None:
     size = data.draw(st.integers(1, 5000))
     chosen = data.draw(st.sets(st.integers(0, size - 1), max_size=300))
     where = np.array(sorted(chosen), dtype=np.int64)
@@ -98,56 +98,57 @@ def test_indices_come_back_in_as_few_bits_as_their_number_allows(data: Any) -> N
 
 
 @pytest.mark.parametrize(("size", "count"), [(5, 2), (90, 9), (90_000, 9_000), (90_000, 45_000), (10**6, 10)])
-def test_the_length_does_not_depend_on_which_coordinates_are_sent(size: int, count: int) -> None:
-    """So that the bytes and seconds of a run do not, and machines that round differently agree on them."""
+def test_length_depends_only_on_the_number_of_indices(size: int, count: int) -> None:
+    """Bytes and seconds of a run then agree between machines that round differently."""
     rng = np.random.default_rng(0)
     drawn = [np.sort(rng.choice(size, count, replace=False)) for _ in range(5)]
     lengths = {
-        len(indices.packed(each, size)) for each in (*drawn, np.arange(count), np.arange(size - count, size))
+        len(indices.packed(where, size))
+        for where in (*drawn, np.arange(count), np.arange(size - count, size))
     }
     assert len(lengths) == 1
 
 
 @pytest.mark.parametrize("size", [10**6, 2**31 - 1])
-def test_the_largest_gaps_come_back(size: int) -> None:
+def test_largest_gaps_round_trip(size: int) -> None:
     for where in ([0], [size - 1], [0, size - 1], [0, 1, 1024, 1025, 2049, size - 2, size - 1]):
         packed = indices.packed(np.array(where), size)
         assert indices.unpacked(packed, len(where), size).tolist() == where
 
 
 @given(st.binary(max_size=64), st.integers(-1, 60), st.integers(0, 50))
-def test_bytes_from_a_stranger_give_indices_or_an_error(data: bytes, count: int, size: int) -> None:
+def test_arbitrary_bytes_give_valid_indices_or_an_error(data: bytes, count: int, size: int) -> None:
     try:
-        found = indices.unpacked(np.frombuffer(data, np.uint8), count, size)
+        decoded = indices.unpacked(np.frombuffer(data, np.uint8), count, size)
     except ValueError:
         return
-    assert len(found) == count
-    assert found.tolist() == sorted(set(range(size)) & set(found.tolist()))
+    assert len(decoded) == count
+    assert decoded.tolist() == sorted(set(range(size)) & set(decoded.tolist()))
 
 
 # --- sparse
 
 
 @given(vectors, st.floats(0.01, 1))
-def test_top_k_keeps_the_largest(x: np.ndarray, fraction: float) -> None:
-    found = compressed(TopK(fraction=fraction), torch.from_numpy(x)).numpy()
+def test_top_k_keeps_the_largest_values(x: np.ndarray, fraction: float) -> None:
+    decoded = compressed(TopK(fraction=fraction), torch.from_numpy(x)).numpy()
     k = max(1, round(fraction * len(x)))
-    kept = found != 0
-    assert (found[kept] == x[kept]).all()
+    kept = decoded != 0
+    assert (decoded[kept] == x[kept]).all()
     assert kept.sum() <= k
     smallest = np.sort(np.abs(x))[len(x) - k]
     assert (np.abs(x[~kept]) <= smallest).all()
     assert kept.sum() >= min(k, np.count_nonzero(np.abs(x) > smallest))
 
 
-def test_of_equal_changes_the_first_are_sent_and_nan_is_the_largest() -> None:
+def test_top_k_prefers_nan_and_the_first_of_equal_changes() -> None:
     x = torch.tensor([1.0, -2.0, 2.0, 2.0, math.nan, 0.5])
     [values, packed] = TopK(fraction=0.5).compress(pair(TopK(fraction=0.5), torch.zeros(6))[0], x, 0)
     assert indices.unpacked(packed.numpy(), 3, 6).tolist() == [1, 2, 4]  # type: ignore[union-attr]
     assert values[:2].tolist() == [-2.0, 2.0]  # type: ignore[index]
 
 
-def test_top_k_of_all_sends_no_index() -> None:
+def test_top_k_of_all_coordinates_sends_no_indices() -> None:
     x = torch.randn(40, generator=torch.Generator().manual_seed(0))
     sender, receiver = pair(codec := TopK(fraction=1.0), torch.zeros(40))
     payload = codec.encode(sender, x, 0)
@@ -156,7 +157,7 @@ def test_top_k_of_all_sends_no_index() -> None:
 
 
 @given(vectors, st.floats(0, 2), st.booleans())
-def test_threshold_sends_what_changed_by_more(x: np.ndarray, threshold: float, relative: bool) -> None:
+def test_threshold_sends_only_larger_changes(x: np.ndarray, threshold: float, relative: bool) -> None:
     codec = Threshold(threshold=threshold, relative=relative)
     sender, receiver = pair(codec, torch.zeros(len(x)))
     part = codec.decode(
@@ -164,11 +165,11 @@ def test_threshold_sends_what_changed_by_more(x: np.ndarray, threshold: float, r
     )
     scale = math.sqrt(np.square(x.astype(np.float64)).mean()) if relative else 1.0
     border = np.abs(np.abs(x) - threshold * scale) <= 1e-5 * threshold * scale
-    found, expected = dense(part).numpy(), np.where(np.abs(x) > threshold * scale, x, 0)
-    assert (found == expected)[~border].all()
+    decoded, expected = dense(part).numpy(), np.where(np.abs(x) > threshold * scale, x, 0)
+    assert (decoded == expected)[~border].all()
 
 
-def test_threshold_accumulates_what_was_too_small() -> None:
+def test_threshold_accumulates_small_changes() -> None:
     codec = Threshold(threshold=1.0)
     sender, _ = pair(codec, torch.zeros(2))
     sent = [len(codec.encode(sender, torch.tensor([0.4 * r, 0.0]), r)[0]) for r in range(1, 7)]
@@ -176,7 +177,7 @@ def test_threshold_accumulates_what_was_too_small() -> None:
 
 
 @given(st.integers(1, 50), st.integers(1, 12), st.sampled_from(["own", "common"]))
-def test_round_robin_sends_every_coordinate_once_in_its_blocks(size: int, blocks: int, support: Any) -> None:
+def test_round_robin_sends_each_coordinate_once_per_cycle(size: int, blocks: int, support: Any) -> None:
     codec = RoundRobin(blocks=blocks, support=support)
     x = torch.arange(1.0, size + 1)
     total = torch.zeros(size)
@@ -202,21 +203,21 @@ def test_wavelets_send_the_largest_coefficients(x: np.ndarray, data: Any) -> Non
     codec = Wavelet(fraction=data.draw(st.floats(0.05, 1)), wavelet=name, levels=data.draw(st.integers(1, 4)))
     own = torch.from_numpy(np.random.default_rng(0).normal(size=len(x)).astype(np.float32))
     sender, receiver = pair(codec, torch.zeros(len(x)))
-    found = codec.decode(receiver, 0, codec.encode(sender, torch.from_numpy(x), 0), lambda: own)
+    decoded = codec.decode(receiver, 0, codec.encode(sender, torch.from_numpy(x), 0), lambda: own)
     z, mine = transform(x, name, codec.levels), transform(own.numpy(), name, codec.levels)
     k = max(1, round(codec.fraction * len(z)))
-    got = transform(dense(found).numpy(), name, codec.levels)
+    got = transform(dense(decoded).numpy(), name, codec.levels)
     scale = 1 + np.abs(z).max()
-    if len(z) == len(x):  # nothing was padded: coefficient by coefficient
+    if len(z) == len(x):  # without padding, compare coefficient by coefficient
         smallest = np.sort(np.abs(z))[len(z) - k]
         sure = np.abs(np.abs(z) - smallest) > 1e-4 * scale
         expected = np.where(np.abs(z) >= smallest, z, mine)
         np.testing.assert_allclose(got[sure], expected[sure], atol=1e-4 * scale)
     if k == len(z):
-        np.testing.assert_allclose(dense(found).numpy(), x, atol=1e-4 * scale)
+        np.testing.assert_allclose(dense(decoded).numpy(), x, atol=1e-4 * scale)
 
 
-def test_jwins_draws_its_share_for_each_round_and_sends_the_change_in_the_wavelet_domain() -> None:
+def test_jwins_draws_its_fraction_and_sends_wavelet_changes() -> None:
     codec = JWINS(fractions=(0.25, 1.0), levels=2)
     rng = np.random.default_rng(4)
     sender, receiver = pair(codec, torch.zeros(32))
@@ -232,12 +233,12 @@ def test_jwins_draws_its_share_for_each_round_and_sends_the_change_in_the_wavele
         mixed[chosen] = z[chosen]
         bands = np.split(mixed, [8, 16])
         expected = pywt.waverec(bands, "sym2", mode="periodization")
-        found = dense(codec.decode(receiver, 0, payload, lambda own=own: own))  # type: ignore[misc]
-        np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
+        decoded = dense(codec.decode(receiver, 0, payload, lambda own=own: own))  # type: ignore[misc]
+        np.testing.assert_allclose(decoded.numpy(), expected, atol=1e-5)
     assert counts == {8, 32}
 
 
-def test_a_wavelet_that_is_not_orthogonal_is_refused() -> None:
+def test_non_orthogonal_wavelet_is_refused() -> None:
     with pytest.raises(BadInput, match=r"codec\.wavelet: got 'bior2\.2'; accepted: .*sym2"):
         Wavelet(wavelet="bior2.2")
 
@@ -247,33 +248,33 @@ def test_a_wavelet_that_is_not_orthogonal_is_refused() -> None:
 
 @given(vectors)
 def test_bfloat16_keeps_eight_bits(x: np.ndarray) -> None:
-    found = compressed(BFloat16(), torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(found, x, rtol=2**-8, atol=1e-40)
+    decoded = compressed(BFloat16(), torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(decoded, x, rtol=2**-8, atol=1e-40)
 
 
 @given(vectors, st.integers(2, 16), st.sampled_from(["vector", 1, 7]))
 def test_rounding_to_nearest_is_within_half_a_level(x: np.ndarray, width: int, block: Any) -> None:
-    found = compressed(Quantize(bits=width, rounding="nearest", block=block), torch.from_numpy(x)).numpy()
+    decoded = compressed(Quantize(bits=width, rounding="nearest", block=block), torch.from_numpy(x)).numpy()
     size, levels = len(x) if block == "vector" else block, 2 ** (width - 1) - 1
     for start in range(0, len(x), size):
         piece = x[start : start + size].astype(np.float64)
-        error = np.abs(piece - found[start : start + size])
+        error = np.abs(piece - decoded[start : start + size])
         assert error.max() <= np.abs(piece).max() * (0.5 / levels + 1e-6) + 1e-44
 
 
-def test_blocks_of_tensors_have_a_scale_each() -> None:
+def test_each_tensor_block_has_its_own_scale() -> None:
     x = torch.randn(P, generator=torch.Generator().manual_seed(1))
     x[:12] *= 1000
     codec = Quantize(bits=8, rounding="nearest", block="tensor")
-    found, start = compressed(codec, x, SHAPES), 0
+    decoded, start = compressed(codec, x, SHAPES), 0
     for shape in SHAPES:
         piece = slice(start, start := start + math.prod(shape))
-        torch.testing.assert_close(found[piece], x[piece], rtol=0, atol=float(x[piece].abs().max()) / 250)
+        torch.testing.assert_close(decoded[piece], x[piece], rtol=0, atol=float(x[piece].abs().max()) / 250)
     with pytest.raises(BadInput, match="quantize after another codec"):
         compressed(Chain(codecs=[TopK(fraction=0.5), codec]), x, SHAPES)  # type: ignore[arg-type]
 
 
-def test_qsgd_is_unbiased_and_within_its_papers_variance() -> None:
+def test_qsgd_is_unbiased_and_within_the_variance_bound() -> None:
     """Lemma 3.1: E Q(x) = x and E ||Q(x) - x||^2 <= min(n / s^2, sqrt(n) / s) ||x||^2."""
     x = torch.randn(50, generator=torch.Generator().manual_seed(2))
     codec = QSGD(levels=4)
@@ -286,50 +287,50 @@ def test_qsgd_is_unbiased_and_within_its_papers_variance() -> None:
     assert float((draws - x).square().sum(1).mean()) <= bound
     contracted = QSGD(levels=4, contract=True)
     sender, receiver = pair(contracted, torch.zeros(50))
-    found = dense(contracted.decode(receiver, 0, contracted.encode(sender, x, 0), lambda: x))
-    torch.testing.assert_close(found * (1 + min(50 / 16, math.sqrt(50) / 4)), draws[0])
+    decoded = dense(contracted.decode(receiver, 0, contracted.encode(sender, x, 0), lambda: x))
+    torch.testing.assert_close(decoded * (1 + min(50 / 16, math.sqrt(50) / 4)), draws[0])
 
 
 @given(vectors, st.sampled_from(["vector", 5]))
 def test_signs_are_scaled_by_the_mean_magnitude(x: np.ndarray, block: Any) -> None:
-    found = compressed(Sign(block=block), torch.from_numpy(x)).numpy()
+    decoded = compressed(Sign(block=block), torch.from_numpy(x)).numpy()
     size = len(x) if block == "vector" else block
     for start in range(0, len(x), size):
         piece = x[start : start + size].astype(np.float64)
         expected = np.where(piece >= 0, 1, -1) * np.abs(piece).mean()
-        np.testing.assert_allclose(found[start : start + size], expected, rtol=1e-5, atol=1e-44)
+        np.testing.assert_allclose(decoded[start : start + size], expected, rtol=1e-5, atol=1e-44)
 
 
 @given(vectors, st.floats(0.01, 1))
 def test_stc_sends_signs_and_one_magnitude(x: np.ndarray, fraction: float) -> None:
-    found = compressed(STC(fraction=fraction), torch.from_numpy(x)).numpy()
+    decoded = compressed(STC(fraction=fraction), torch.from_numpy(x)).numpy()
     plain = compressed(TopK(fraction=fraction), torch.from_numpy(x)).numpy()
     k = max(1, round(fraction * len(x)))
     mean = np.sort(np.abs(x.astype(np.float64)))[len(x) - k :].mean()
-    assert np.count_nonzero(found) <= k
-    np.testing.assert_allclose(np.abs(found[found != 0]), mean, rtol=1e-5, atol=1e-44)
-    assert (np.sign(found)[plain != 0] == np.sign(plain)[plain != 0]).all() or mean < 1e-37
+    assert np.count_nonzero(decoded) <= k
+    np.testing.assert_allclose(np.abs(decoded[decoded != 0]), mean, rtol=1e-5, atol=1e-44)
+    assert (np.sign(decoded)[plain != 0] == np.sign(plain)[plain != 0]).all() or mean < 1e-37
 
 
-def test_low_rank_is_exact_for_matrices_of_that_rank_and_finds_the_best_in_time() -> None:
+def test_low_rank_is_exact_at_its_rank_and_converges_otherwise() -> None:
     rng = np.random.default_rng(5)
     shapes = ((8, 6), (5,), (4, 3, 2, 2))
     size = sum(math.prod(shape) for shape in shapes)
     exact = [rng.normal(size=(8, 2)) @ rng.normal(size=(2, 6)), rng.normal(size=5)]
     exact.append(rng.normal(size=(4, 2)) @ rng.normal(size=(2, 12)))
-    x = torch.from_numpy(np.concatenate([each.ravel() for each in exact]).astype(np.float32))
+    x = torch.from_numpy(np.concatenate([values.ravel() for values in exact]).astype(np.float32))
     torch.testing.assert_close(compressed(LowRank(rank=2), x, shapes), x, atol=1e-4, rtol=1e-4)
     codec = LowRank(rank=1)
     sender, receiver = pair(codec, torch.zeros(size), shapes)
-    for r in range(30):  # the same matrix again and again: subspace iteration
-        found = dense(codec.decode(receiver, 0, codec.encode(sender, x, r), lambda: x))
+    for r in range(30):  # repeating the same matrix is subspace iteration
+        decoded = dense(codec.decode(receiver, 0, codec.encode(sender, x, r), lambda: x))
     u, s, v = np.linalg.svd(exact[0])
-    np.testing.assert_allclose(found[:48].view(8, 6), s[0] * np.outer(u[:, 0], v[0]), atol=1e-3)
-    assert torch.equal(found[48:53], x[48:53])
+    np.testing.assert_allclose(decoded[:48].view(8, 6), s[0] * np.outer(u[:, 0], v[0]), atol=1e-3)
+    assert torch.equal(decoded[48:53], x[48:53])
 
 
 @given(vectors, st.sampled_from(["none", "float16", "bfloat16", "quantize"]))
-def test_entropy_coding_loses_nothing(x: np.ndarray, before: str) -> None:
+def test_entropy_coding_is_lossless(x: np.ndarray, before: str) -> None:
     x = np.clip(x, -6e4, 6e4)
     chain: Any = [{"name": "top-k", "fraction": 1.0}, *([] if before == "none" else [before])]
     plain, coded = (Chain(codecs=[*chain, *last]) for last in ([], [Entropy()]))
@@ -337,7 +338,7 @@ def test_entropy_coding_loses_nothing(x: np.ndarray, before: str) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_a_strangers_bytes_are_no_entropy_code(data: bytes) -> None:
+def test_arbitrary_bytes_are_refused_by_entropy(data: bytes) -> None:
     node: Any = OneNode(torch.zeros(10))
     with pytest.raises(ValueError, match=r"."):
         Entropy().decode(
@@ -345,7 +346,7 @@ def test_a_strangers_bytes_are_no_entropy_code(data: bytes) -> None:
         )
 
 
-def test_a_bomb_is_refused_before_it_is_opened() -> None:
+def test_decompression_bomb_is_refused_before_decompression() -> None:
     import zstandard
 
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
@@ -359,8 +360,8 @@ def test_a_bomb_is_refused_before_it_is_opened() -> None:
     [TopK(fraction=0.3), Wavelet(fraction=0.5), Quantize(), Sign(), STC(fraction=0.2), LowRank()],
     ids=str,
 )
-def test_what_is_lost_of_a_difference_is_less_than_the_difference(codec: Codec) -> None:
-    """The contraction that algorithms with compressed differences rest on: ||C(x) - x|| < ||x||."""
+def test_compression_error_is_below_the_difference(codec: Codec) -> None:
+    """Algorithms with compressed differences need this contraction: ||C(x) - x|| < ||x||."""
     for seed in range(20):
         x = torch.randn(P, generator=torch.Generator().manual_seed(seed))
         assert float((compressed(codec, x, SHAPES) - x).norm()) < float(x.norm())
@@ -368,18 +369,18 @@ def test_what_is_lost_of_a_difference_is_less_than_the_difference(codec: Codec) 
 
 @pytest.mark.parametrize("block", [24, "vector"])
 @pytest.mark.parametrize("length", [60, 90])
-def test_a_longer_block_than_8_s_squared_can_lose_more_than_the_vector(block: Any, length: int) -> None:
+def test_blocks_longer_than_8_s_squared_need_not_contract(block: Any, length: int) -> None:
     """The worst case: all values but the largest are a quarter of the step between two levels."""
     codec = Quantize(bits=3, block=block)  # s = 3, so at most 72 values
     x = torch.full((length,), 1 / (4 * codec.s))
     x[:: block if isinstance(block, int) else length] = 1.0
     sender, receiver = pair(codec, torch.zeros(length), [(length,)])
     decoded = [codec.decode(receiver, 0, codec.compress(sender, x, k), lambda: x) for k in range(300)]
-    ratio = fmean(float((dense(each) - x).norm() ** 2) for each in decoded) / float(x.norm()) ** 2
+    ratio = fmean(float((dense(vector) - x).norm() ** 2) for vector in decoded) / float(x.norm()) ** 2
     accepted = codec.contracts_only_with(Layout((Field("w", 0, (length,)),), ()), length) is None
     assert accepted == (ratio < 1), ratio
 
 
-def test_a_part_is_dense_with_zeros() -> None:
+def test_dense_part_has_zeros_elsewhere() -> None:
     part = Part(torch.tensor([5.0]), torch.tensor([2]), 4)
     assert dense(part).tolist() == [0, 0, 5, 0]

@@ -1,4 +1,4 @@
-"""The event queue: events are in order, and overlapping intervals of a node are one absence."""
+"""The event queue: ordered events, and one absence for overlapping intervals of a node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ absences = st.builds(
 
 
 @given(st.lists(absences, max_size=12), st.lists(absences, max_size=3))
-def test_a_node_is_away_during_any_of_its_intervals(
+def test_node_is_away_during_all_of_its_intervals(
     intervals: list[FaultInterval], late: list[FaultInterval]
 ) -> None:
     queue = FaultEventQueue(iter(sorted(intervals, key=lambda interval: interval.from_s)))
@@ -34,14 +34,14 @@ def test_a_node_is_away_during_any_of_its_intervals(
         own = [event for event in events if event.node == node]
         assert [event.what == "return" for event in own] == [k % 2 == 1 for k in range(len(own))]
         for now in range(40):
-            said = sum(1 if event.what != "return" else -1 for event in own if event.time_s <= now)
-            assert said == any(s.node == node and s.from_s <= now < s.to_s for s in intervals + late)
+            absent = sum(1 if event.what != "return" else -1 for event in own if event.time_s <= now)
+            assert absent == any(s.node == node and s.from_s <= now < s.to_s for s in intervals + late)
         for_good = any(s.node == node and math.isinf(s.to_s) for s in intervals + late)
         assert not (queue.returns(node) and for_good)
     assert queue.next_s == math.inf
 
 
-def test_infinite_intervals_are_taken_as_they_are_due() -> None:
+def test_endless_intervals_are_taken_only_when_due() -> None:
     taken = []
 
     def intervals() -> object:

@@ -1,4 +1,4 @@
-"""Faults as an experiment describes them: which are accepted, and which nodes they affect at which times."""
+"""Fault schedules of an experiment: validation, affected nodes, and times."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def refused(*faults: dict[str, Any], **changes: Any) -> str:
 CRASH = {"name": "crash", "nodes": [2], "at_s": 1.0}
 
 
-def test_every_fault_is_a_component_that_an_experiment_keeps() -> None:
+def test_faults_are_registered_and_saved_with_the_experiment() -> None:
     assert set(names("fault")) == {"crash", "leave", "join", "churn", "partition", "slow", "loss", "freeze"}
     experiment = described(CRASH, {"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "nodes": 0.5})
     assert Experiment.parse(experiment.to_yaml()) == experiment
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "reason"),
     [
         ({**CRASH, "nodes": [9]}, "faults.0.nodes: node 9 of 8 nodes; accepted: ranks 0 to 7"),
         ({**CRASH, "nodes": 9}, "faults.0.nodes: 9 of 8 nodes; accepted: 1 to 8"),
@@ -66,8 +66,8 @@ def test_every_fault_is_a_component_that_an_experiment_keeps() -> None:
         ({"name": "loss", "probability": 0.1, "links": [[0, 8]]}, "faults.0.links: node 8 of 8 nodes"),
     ],
 )
-def test_a_fault_that_does_not_fit_the_nodes_is_refused(fault: dict[str, Any], said: str) -> None:
-    assert refused(fault).startswith(said)
+def test_fault_that_does_not_fit_the_nodes_is_refused(fault: dict[str, Any], reason: str) -> None:
+    assert refused(fault).startswith(reason)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_fault_that_does_not_fit_the_nodes_is_refused(fault: dict[str, Any], s
         {"name": "vanish"},
     ],
 )
-def test_an_invalid_fault_is_refused(fault: dict[str, Any]) -> None:
+def test_invalid_fault_is_refused(fault: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=r"^faults\.0"):
         described(fault)
 
@@ -102,12 +102,12 @@ LINKS_ACCEPTED = "a list of pairs of ranks from 0, [from, to] each"
     "nodes", [[-1], [0, "x"], [1.5], 0, -1, 1.0, 1.5, 0.0, "al", None, True, {"a": 1}], ids=str
 )
 def test_invalid_nodes_are_refused_in_one_line(nodes: Any) -> None:
-    said = refused({**CRASH, "nodes": nodes})
-    assert said == f"faults.0.nodes: got {shown(nodes)}; accepted: {NODES_ACCEPTED}"
+    problem = refused({**CRASH, "nodes": nodes})
+    assert problem == f"faults.0.nodes: got {shown(nodes)}; accepted: {NODES_ACCEPTED}"
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "reason"),
     [
         ({"name": "partition", "groups": [[0, -1]]}, f"groups: got [[0, -1]]; accepted: {GROUPS_ACCEPTED}"),
         ({"name": "partition", "groups": [1, 2]}, f"groups: got [1, 2]; accepted: {GROUPS_ACCEPTED}"),
@@ -122,17 +122,17 @@ def test_invalid_nodes_are_refused_in_one_line(nodes: Any) -> None:
         ),
     ],
 )
-def test_invalid_groups_and_links_are_refused_in_one_line(fault: dict[str, Any], said: str) -> None:
-    assert refused(fault) == f"faults.0.{said}"
+def test_invalid_groups_and_links_are_refused_in_one_line(fault: dict[str, Any], reason: str) -> None:
+    assert refused(fault) == f"faults.0.{reason}"
 
 
 @pytest.mark.parametrize("faults", [3, "crash", CRASH], ids=str)
-def test_faults_are_a_list(faults: Any) -> None:
+def test_faults_must_be_a_list(faults: Any) -> None:
     assert refused(faults=faults) == f"faults: got {faults!r}; accepted: a list"
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "reason"),
     [
         (
             {"gather": {"lost_peer": "fail"}},
@@ -148,15 +148,13 @@ def test_faults_are_a_list(faults: Any) -> None:
         ),
     ],
 )
-def test_absences_that_the_experiment_does_not_tolerate_are_refused(
-    changes: dict[str, Any], said: str
-) -> None:
-    assert refused(CRASH, **changes).startswith(said)
+def test_absences_are_refused_where_not_tolerated(changes: dict[str, Any], reason: str) -> None:
+    assert refused(CRASH, **changes).startswith(reason)
 
 
 def test_losses_without_a_timeout_are_refused() -> None:
-    said = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
-    assert said == "gather.timeout_s: null, although messages are lost; accepted: seconds"
+    problem = refused({"name": "partition", "from_s": 1}, gather={"lost_peer": "skip"})
+    assert problem == "gather.timeout_s: null, although messages are lost; accepted: seconds"
     assert refused({"name": "loss", "probability": 0.1}, algorithm="sgp", gather={}).startswith(
         "faults: sgp tolerates no message loss"
     )
@@ -172,7 +170,7 @@ def test_restarting_by_the_supervisor_requires_nodes_that_continue() -> None:
     assert refused(engine=engine, gather={}).startswith("gather.lost_peer: fail, with engine.restart: always")
 
 
-def test_nodes_are_drawn_by_the_seed() -> None:
+def test_affected_nodes_are_drawn_by_the_seed() -> None:
     first = intervals({**CRASH, "nodes": 0.5})
     assert first == intervals({**CRASH, "nodes": 4})
     assert len({interval.node for interval in first}) == 4
@@ -180,29 +178,29 @@ def test_nodes_are_drawn_by_the_seed() -> None:
     others = [
         {interval.node for interval in built.plan(NODES, seed, "faults.0").intervals} for seed in range(10)
     ]
-    assert len({frozenset(each) for each in others}) > 1
+    assert len({frozenset(nodes) for nodes in others}) > 1
     assert {interval.node for interval in intervals({**CRASH, "nodes": "all"})} == set(range(NODES))
 
 
 def test_random_churn_alternates_and_ends() -> None:
-    found = intervals({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
-    assert [interval.from_s for interval in found] == sorted(interval.from_s for interval in found)
+    churn = intervals({"name": "churn", "mean_up_s": 5, "mean_down_s": 1, "from_s": 2, "to_s": 50})
+    assert [interval.from_s for interval in churn] == sorted(interval.from_s for interval in churn)
     for rank in range(NODES):
-        own = [interval for interval in found if interval.node == rank]
+        own = [interval for interval in churn if interval.node == rank]
         assert all(
             2 < interval.from_s < 50 and interval.from_s < interval.to_s < math.inf for interval in own
         )
-        assert all(one.to_s < next_.from_s for one, next_ in zip(own, own[1:], strict=False))
-    up = 5 / 6 * 48 * NODES  # what is expected, of which 80 % to 120 % are there
-    away = sum(min(interval.to_s, 50) - interval.from_s for interval in found)
+        assert all(first.to_s < second.from_s for first, second in zip(own, own[1:], strict=False))
+    up = 5 / 6 * 48 * NODES  # expected; 80 % to 120 % are accepted
+    away = sum(min(interval.to_s, 50) - interval.from_s for interval in churn)
     assert 0.8 * up < 48 * NODES - away < 1.2 * up
 
 
-def test_churn_without_an_end_has_none() -> None:
+def test_churn_without_an_end_is_endless_and_reproducible() -> None:
     [churn] = described({"name": "churn", "mean_up_s": 1, "mean_down_s": 1, "nodes": 2}).faults
-    some = list(islice(churn.plan(NODES, SEED, "faults.0").intervals, 1000))
-    assert len(some) == 1000
-    assert some == list(islice(churn.plan(NODES, SEED, "faults.0").intervals, 1000))
+    first = list(islice(churn.plan(NODES, SEED, "faults.0").intervals, 1000))
+    assert len(first) == 1000
+    assert first == list(islice(churn.plan(NODES, SEED, "faults.0").intervals, 1000))
 
 
 def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
@@ -211,9 +209,11 @@ def write(tmp_path: Path, *lines: str) -> dict[str, Any]:
     return {"name": "churn", "path": str(path)}
 
 
-def test_churn_from_a_file(tmp_path: Path) -> None:
+def test_churn_is_read_from_a_file(tmp_path: Path) -> None:
     fault = write(tmp_path, "5,1,join", "2,0,crash", "4,0,join", "6,0,leave", "7,3,crash")
-    assert [(each.node, each.from_s, each.to_s, each.kind) for each in intervals(fault)] == [
+    assert [
+        (interval.node, interval.from_s, interval.to_s, interval.kind) for interval in intervals(fault)
+    ] == [
         (1, 0.0, 5.0, "join"),
         (0, 2.0, 4.0, "crash"),
         (0, 6.0, math.inf, "leave"),
@@ -222,7 +222,7 @@ def test_churn_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "reason"),
     [
         (["1,9,crash"], "node: node 9 of 8 nodes; accepted: ranks 0 to 7"),
         (["1,0.5,crash"], "failed in column 'node'"),
@@ -232,13 +232,13 @@ def test_churn_from_a_file(tmp_path: Path) -> None:
         (["1,0,join", "2,0,join"], "'join' of node 0 at 2 s; accepted: crash or leave"),
     ],
 )
-def test_an_invalid_churn_file_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+def test_invalid_churn_file_is_refused(tmp_path: Path, lines: list[str], reason: str) -> None:
     problem = refused(write(tmp_path, *lines))
     assert problem.startswith("faults.0.path: ")
-    assert said in problem
+    assert reason in problem
 
 
-def test_slow_and_frozen_nodes_compute_accordingly() -> None:
+def test_slow_and_frozen_nodes_compute_more_slowly() -> None:
     setup = prepare(
         described(
             {"name": "slow", "nodes": [1], "factor": 3, "from_s": 10, "to_s": 20},
@@ -256,7 +256,7 @@ def test_slow_and_frozen_nodes_compute_accordingly() -> None:
     assert setup.faults.factor(1, 20) == setup.faults.factor(2, 12) == 1
 
 
-def test_slow_faults_and_slowdowns_of_the_profile_multiply() -> None:
+def test_slow_faults_multiply_with_slowdowns_of_the_profile() -> None:
     compute = {
         "name": "slowdowns",
         "windows": [{"from_s": 0, "to_s": 4, "factor": 2}],
@@ -266,7 +266,7 @@ def test_slow_faults_and_slowdowns_of_the_profile_multiply() -> None:
     assert [setup.compute.seconds(SEED, rank, 0, 0.5, 0) for rank in (0, 1)] == [1.0, 3.0]
 
 
-def test_a_partition_cuts_paths_between_groups_for_a_while() -> None:
+def test_partition_cuts_paths_between_groups_until_its_end() -> None:
     setup = prepare(described({"name": "partition", "groups": [[0, 1], [2]], "from_s": 1, "to_s": 2}))
     before = setup.network.conditions(NODES, SEED)
     (first, during), (second, after) = setup.network.changes(NODES, SEED)
@@ -277,7 +277,7 @@ def test_a_partition_cuts_paths_between_groups_for_a_while() -> None:
     assert [after.path(*pair) is not None for pair in pairs] == [True] * 5
 
 
-def test_halves_are_halves() -> None:
+def test_default_partition_has_two_equal_halves() -> None:
     setup = prepare(described({"name": "partition"}))
     during = setup.network.conditions(NODES, SEED)
     groups = {
@@ -286,14 +286,14 @@ def test_halves_are_halves() -> None:
     assert sorted(map(len, groups)) == [4, 4]
 
 
-def test_losses_add_to_those_of_the_network() -> None:
+def test_losses_combine_with_those_of_the_network() -> None:
     network = {"name": "uniform", "loss": 0.5}
     setup = prepare(described({"name": "loss", "probability": 0.5, "links": [[0, 1]]}, network=network))
     during = setup.network.conditions(NODES, SEED)
     assert [during.path(*pair).loss for pair in [(0, 1), (1, 0)]] == [0.75, 0.5]  # type: ignore[union-attr]
 
 
-def test_a_partition_of_a_network_that_changes(tmp_path: Path) -> None:
+def test_partition_applies_to_a_changing_network(tmp_path: Path) -> None:
     network = {
         "name": "varying",
         "base": {"name": "uniform", "bandwidth_mbps": 8},
@@ -308,12 +308,12 @@ def test_a_partition_of_a_network_that_changes(tmp_path: Path) -> None:
     assert [conditions.rates[0] for _, conditions in course] == [1e6, 5e5, 5e5]
 
 
-def test_a_fraction_that_is_no_node_is_refused() -> None:
-    said = refused({"name": "crash", "nodes": 0.01, "at_s": 1})
-    assert said.startswith("faults.0.nodes: 0 of 8 nodes; accepted: 1 to 8")
+def test_fraction_of_less_than_one_node_is_refused() -> None:
+    problem = refused({"name": "crash", "nodes": 0.01, "at_s": 1})
+    assert problem.startswith("faults.0.nodes: 0 of 8 nodes; accepted: 1 to 8")
 
 
-def test_churn_from_a_file_has_nodes_of_its_own(tmp_path: Path) -> None:
+def test_nodes_are_refused_for_churn_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "churn.csv").write_text("time_s,node,event\n1,0,crash\n")
     with pytest.raises(BadInput, match="the file has its own"):
         described({"name": "churn", "path": str(tmp_path / "churn.csv"), "nodes": [3]})

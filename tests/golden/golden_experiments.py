@@ -1,6 +1,6 @@
-"""The golden experiments: what each changes of one base, from top to bottom.
+"""The golden experiments, each given by its changes to :data:`BASE`.
 
-Together they name everything that is registered, but for :data:`UNUSED`. ``FILES`` are the files that some of them read.
+Together they name every registered component except :data:`UNUSED`. ``FILES`` are the files that some of them read.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ UNUSED: dict[str, set[str]] = {
     },
     "tracker": {"mlflow", "tensorboard", "wandb"},
 }
-"""What is registered and in no golden experiment, by kind: data that has to be fetched, language models and
-Flower's partitioners, which need packages that may be absent, models of which a step takes long, and trackers, which change no results."""
+"""Registered components that no golden experiment uses, by kind: data that has to be fetched, language models and
+Flower's partitioners, whose packages may be absent, models with slow steps, and trackers, which change no results."""
 
 LEAST_SQUARES: Settings = {"name": "least-squares", "features": 5, "samples": 120, "test_samples": 40}
 MLP: Settings = {"name": "digits", "model": {"name": "mlp", "hidden": [12]}}
@@ -57,7 +57,7 @@ BASE: Settings = {
 }
 
 EXPERIMENTS: dict[str, Settings] = {
-    # Algorithms that wait for their neighbours, each with another optimizer, schedule, partition or topology.
+    # Synchronous algorithms, each with another optimizer, schedule, partition or topology.
     "d-psgd": {
         "nodes": 8,
         "task": MLP,
@@ -245,7 +245,7 @@ EXPERIMENTS: dict[str, Settings] = {
         "evaluation": {"every_rounds": 1, "nodes": [0, 4]},
     },
     "centralized": {"algorithm": {"name": "centralized", "local_steps": 3}},
-    # Algorithms that wait for nobody, on every network and compute profile.
+    # Asynchronous algorithms, on every network and compute profile.
     "ad-psgd": {
         "nodes": 8,
         "task": MLP,
@@ -378,7 +378,7 @@ EXPERIMENTS: dict[str, Settings] = {
         "evaluation": {"every_rounds": 2, "every_s": 0.05, "nodes": 3},
         "engine": {"name": "simulate", "trainer": "batched"},
     },
-    # Everything that goes wrong.
+    # Losses and faults.
     "loss": {
         "network": {**SLOW_LINKS, "loss": 0.2, "jitter_s": 0.001},
         "gather": {"timeout_s": 0.03, "missing": "renormalize"},
@@ -546,7 +546,7 @@ EXPERIMENTS: dict[str, Settings] = {
         ],
         "stop": {"rounds": 3},
     },
-    # What users bring, and runs that were interrupted.
+    # Components of users, and interrupted runs.
     "wrapped": {"wrappers": [{"name": "golden_parts:Untouched"}]},
     "unwrapped": {},
     "attacked": {
@@ -590,7 +590,7 @@ RESUMED: dict[str, tuple[str, int]] = {
     "saved-resumed": ("saved", 4),
     "saved-asynchronous-resumed": ("saved-asynchronous", 4),
 }
-"""An experiment that ends after so many rounds, and is resumed with its own end."""
+"""By name: the experiment, and the round after which it is interrupted and resumed."""
 
 SYNCHRONOUS: list[str] = [
     "d-psgd",
@@ -621,7 +621,7 @@ SYNCHRONOUS: list[str] = [
     "topology-aware",
     "influence-corrected",
 ]
-"""Experiments that come to the same bits as real processes."""
+"""Experiments with the same bits in simulation and in processes."""
 
 FILES: dict[str, str] = {
     "edges.txt": "0 1\n1 2\n2 3\n3 4\n4 5\n5 0  # a ring\n0 3  # and a chord\n",

@@ -1,7 +1,7 @@
-"""Runs golden experiments and takes the hashes of what they record.
+"""Runs golden experiments and hashes their results.
 
-``python golden_hashes.py ENGINE OUT`` does so for all of them, in the environment of :func:`environment`, and writes
-``OUT/hashes.json``. Facts don't depend on how floating-point kernels round; numbers and models are bits.
+``python golden_hashes.py ENGINE OUT`` runs all of them, to be called in the environment of :func:`environment`, and
+writes ``OUT/hashes.json``. Facts don't depend on the rounding of floating-point kernels; numbers and models are bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from golden_experiments import BASE, EXPERIMENTS, FAILING, FILES, RESUMED, SYNCHRONOUS
 
 RECORDED = Path(__file__).with_name("recorded")
-"""A file for each kind of machine, named by the bits that it computes (``probe``)."""
+"""A file for each kind of machine, named after the bits that it computes (``probe``)."""
 
 COUNTED = (
     *(
@@ -39,17 +39,17 @@ TIMED = (
     *("time_s", "staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share"),
     *("start_s", "end_s"),
 )
-"""Sums of virtual times: compared to the nanosecond, so that the last bit of a logarithm doesn't count."""
+"""Sums of virtual times, rounded to nanoseconds, so that the last bit of a logarithm doesn't matter."""
 REAL = ("wall_s",)
 NEWER = ("messages_refused",)
-"""Columns that the record does not have; no message of these experiments is refused."""
+"""Columns missing from the record; no message of these experiments is refused."""
 EVENTS = ("time_s", "node", "event")
 INTERVALS = ("node", "kind", "start_s", "end_s", "to", "bytes")
 ORDER = ("node", "round", "time_s", "moment")
 
 
 def environment() -> dict[str, str]:
-    """This environment, with libraries asked for what every x86-64 machine has, and one thread."""
+    """This environment, with libraries restricted to baseline x86-64 instructions and one thread."""
     return {
         **os.environ,
         "ATEN_CPU_CAPABILITY": "default",
@@ -63,13 +63,13 @@ def environment() -> dict[str, str]:
 def measured(
     engine: str, out: Path, names: Iterable[str] = (), changes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What a process of its own finds: ``probe``, ``torch`` and ``experiments``.
+    """Hashes from a separate process: ``probe``, ``torch`` and ``experiments``.
 
     Args:
         engine: ``simulate`` or ``processes``.
         out: a folder for the runs.
-        names: of the experiments; none are all that the engine has.
-        changes: of the environment.
+        names: names of the experiments; by default all of the engine.
+        changes: changes to the environment.
     """
     command = [sys.executable, "-W", "error", __file__, engine, str(out), *names]
     done = subprocess.run(
@@ -81,13 +81,13 @@ def measured(
 
 
 def digest(value: Any) -> str:
-    """Of anything that JSON can hold, or of bytes."""
+    """Hash of bytes, or of anything that JSON can hold."""
     data = value if isinstance(value, bytes) else json.dumps(value).encode()
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 def probe() -> str:
-    """The bits of what training computes, on inputs that are the same everywhere: another processor may round otherwise."""
+    """Hash of typical training computations on fixed inputs; another processor may round differently."""
     import numpy as np
     import torch
     from torch.nn import functional
@@ -101,7 +101,7 @@ def probe() -> str:
     convolved = functional.conv2d(images, kernels, padding=1)
     (slope,) = torch.autograd.grad(convolved.square().mean(), [kernels])
     wide = numbers(8, 65)
-    found = [
+    results = [
         numbers(33, 65) @ numbers(65, 17),
         torch.bmm(numbers(4, 8, 65), numbers(4, 65, 10)),
         convolved.detach(),
@@ -123,11 +123,11 @@ def probe() -> str:
         torch.from_numpy(np.random.default_rng(1).dirichlet([0.3] * 5, 7)),
         torch.from_numpy(np.random.default_rng(2).standard_normal((9, 5)).astype("float32")),
     ]
-    return digest(b"".join(tensor.contiguous().numpy().tobytes() for tensor in found))
+    return digest(b"".join(tensor.contiguous().numpy().tobytes() for tensor in results))
 
 
 def play(name: str, engine: str, out: Path) -> Any:
-    """Carry out one experiment; gives the run."""
+    """Run one experiment."""
     import gossamer
 
     base, rounds = RESUMED.get(name, (name, None))
@@ -148,11 +148,11 @@ def play(name: str, engine: str, out: Path) -> Any:
 
 
 def hashes(run: Any) -> dict[str, Any]:
-    """What is compared of a run.
+    """The compared values of a run.
 
-    ``facts``: all that is counted or timed in the metrics, and how the run ended; ``events``: also the timeline, the
-    samples and the graphs; ``numbers``: all else in the metrics; ``models``: parameters and buffers. Beside the hashes:
-    the bytes of a message, where all are of one size, and final means.
+    Hashes: ``facts``, the counts and times in the metrics and the run's status; ``events``, also the timeline, the
+    samples and the graphs; ``numbers``, all other metrics; ``models``, parameters and buffers. Further values: the bytes
+    of a message, where all have one size, and final means.
     """
     from safetensors.torch import load_file
 
@@ -190,14 +190,14 @@ def hashes(run: Any) -> dict[str, Any]:
 
 
 def table(frame: Any, columns: Iterable[str]) -> list[list[Any]]:
-    """Columns as lists, of those that the table has."""
+    """The columns that the table has, as lists."""
     return [
         [cell(name, value) for value in frame[name].to_list()] for name in columns if name in frame.columns
     ]
 
 
 def cell(name: str, value: Any) -> Any:
-    """A value as JSON holds it without loss; of times, nanoseconds."""
+    """A value that JSON holds without loss; times in nanoseconds."""
     if name in TIMED:
         return None if value is None else round(value * 1e9)
     return value.hex() if isinstance(value, float) else value
@@ -211,8 +211,8 @@ def used(experiment: Mapping[str, Any]) -> set[tuple[str, str]]:
         if isinstance(value, list):
             if kind == "codec":  # the short form of a chain
                 yield kind, "chain"
-            for each in value:
-                yield from walk(kind, each)
+            for item in value:
+                yield from walk(kind, item)
         elif isinstance(value, dict):
             if isinstance(value.get("name"), str):
                 yield kind, value["name"]
@@ -227,7 +227,7 @@ def used(experiment: Mapping[str, Any]) -> set[tuple[str, str]]:
 
 
 def main(engine: str, folder: str, *names: str) -> None:
-    """Run experiments, and write what was found."""
+    """Run experiments and write their hashes."""
     import torch
 
     sys.path.append(str(Path(__file__).parents[1]))
@@ -245,17 +245,17 @@ def main(engine: str, folder: str, *names: str) -> None:
             run = play(name, engine, out)
             experiments[name] = hashes(run)
             names_used |= used(run.experiment)
-        except Exception:  # noqa: BLE001 - the others are compared all the same
+        except Exception:  # noqa: BLE001 - the others are still compared
             experiments[name] = {"error": traceback.format_exc()}
     kinds = sorted({kind for kind, _ in names_used})
-    found = {
+    result = {
         "torch": torch.__version__,
         "machine": platform.machine(),
         "probe": probe(),
-        "used": {kind: sorted(name for of, name in names_used if of == kind) for kind in kinds},
+        "used": {kind: sorted(name for other, name in names_used if other == kind) for kind in kinds},
         "experiments": experiments,
     }
-    (out / "hashes.json").write_text(json.dumps(found, indent=1))
+    (out / "hashes.json").write_text(json.dumps(result, indent=1))
     FORKER.close()
 
 

@@ -1,4 +1,4 @@
-"""What the golden experiments bring of their own, as users do: a task with buffers, wrappers, algorithms."""
+"""User-defined components of the golden experiments: a task with buffers, wrappers, algorithms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Tag = tuple[str | int, ...]
 def batch_norm(samples: int = 96) -> Task:
     """A regression whose model has buffers."""
     rng = np.random.default_rng(1)
-    # Sixteenths: sums of their products are exact in single precision, whatever computes them.
+    # Sums of products of sixteenths are exact in single precision, in any order.
     x = rng.integers(-32, 33, (samples + 40, FEATURES)).astype("float32") / 16
     y = (x * np.arange(1, FEATURES + 1, dtype="float32")).sum(axis=1, keepdims=True) / 4
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
@@ -44,7 +44,7 @@ class Untouched(NodeWrapper):
 
 
 class Inverted(NodeWrapper):
-    """Some nodes send their models negated, and every node overhears nothing of one other in every third round."""
+    """Attackers send negated models, and messages from one node are dropped in every third round."""
 
     attackers: tuple[int, ...] = (1,)
     deaf_to: int = 2
@@ -58,8 +58,8 @@ class Inverted(NodeWrapper):
 
 
 class Everything(Algorithm):
-    """Calls of a node that no built-in algorithm makes, or few: layers, parts, prefixes, time limits, state,
-    tasks, draws that all nodes share, evaluation on demand."""
+    """Makes calls that few or no built-in algorithms make: layers, parts, prefixes, time limits, state, tasks, shared
+    draws, evaluation on demand."""
 
     bears_loss: ClassVar[bool] = False
 
@@ -85,8 +85,8 @@ class Everything(Algorithm):
                 node.parameters = await node.combine(
                     node.parameters, inbox, dict.fromkeys(inbox, 1.0), self_weight=1.0, missing="renormalize"
                 )
-            asked = near[int(node.rng("asked", r).integers(len(near)))]
-            await node.send(asked, {"round": r, "words": ["how", 2, None, True, 0.5, b"go"]}, tag=("ask", r))
+            peer = near[int(node.rng("asked", r).integers(len(near)))]
+            await node.send(peer, {"round": r, "words": ["how", 2, None, True, 0.5, b"go"]}, tag=("ask", r))
             try:
                 answer = await node.receive(("answer",), timeout=0.004)
                 heard = int(answer.payload)
@@ -109,7 +109,7 @@ class Everything(Algorithm):
 
 
 class Settled(Algorithm):
-    """Another algorithm, after whose rounds a node waits until nothing is under way, and writes down its traffic."""
+    """Runs another algorithm, waits until no message is in flight, and writes the node's traffic to a file."""
 
     gathers: ClassVar[bool] = False
 
@@ -122,12 +122,12 @@ class Settled(Algorithm):
         await Experiment.of(inner).algorithm.run(node)
         late = node.now() > self.until_s
         await node.sleep(max(self.until_s - node.now(), 0.3))
-        said = {**asdict(node.traffic), "late": late}
-        (Path(self.folder) / f"traffic-{node.rank}.json").write_text(json.dumps(said))
+        traffic = {**asdict(node.traffic), "late": late}
+        (Path(self.folder) / f"traffic-{node.rank}.json").write_text(json.dumps(traffic))
 
 
 class Stumbling(Algorithm):
-    """Every node by itself, until one raises an error."""
+    """Nodes train alone until one raises an error."""
 
     victim: int = 2
     at: int = 3

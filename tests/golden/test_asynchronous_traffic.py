@@ -1,7 +1,6 @@
-"""What holds of algorithms that wait for nobody, whenever messages come: as simulated and among real processes.
+"""Properties of asynchronous algorithms that hold for any order of messages, simulated and among real processes.
 
-Nodes train at a rate of next to nothing, so that nothing but averaging moves a model. They wait at the end until nothing is
-under way any more.
+The learning rate is almost zero, so only averaging moves a model. At the end, nodes wait until no message is in flight.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from gossamer import Experiment, Run
 
 NODES, ROUNDS, FEATURES, STEP_S, LATENCY_S = 5, 12, 64, 0.02, 0.015
 ACTIVE = (0, 2, 4)
-"""Nodes of the complete graph that ask others to average with them."""
+"""The active nodes of AD-PSGD on the complete graph, which start the averaging."""
 SIZES = {"ad-psgd": 307, "ad-psgd-wait-free": 307, "swift": 304, "divshare": 116, "gossip-learning": 316}
-"""Bytes of a message, headers included: values of 256 bytes, of a fragment 64."""
+"""Bytes of a message with headers; the values take 256 bytes, those of a fragment 64."""
 LEEWAY = {"simulate": 1e-9, "processes": 0.25}
-"""Seconds by which clocks of nodes differ, and timers are late, at most."""
+"""Seconds by which nodes' clocks may differ and timers may be late."""
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ad-psgd": {"name": "ad-psgd"},
     "ad-psgd-wait-free": {"name": "ad-psgd", "wait_free": True},
@@ -57,7 +56,7 @@ def settings(algorithm: dict[str, Any], engine: str, loss: float = 0.0) -> dict[
 
 
 def play(name: str, engine: str, out: Path, loss: float = 0.0) -> tuple[Run, Traffic]:
-    """The run, and the traffic of each node in the end."""
+    """The run, and the final traffic of each node."""
     settled = {"name": "golden_parts:Settled", "inner": ALGORITHMS[name], "folder": str(out)}
     run = gossamer.run(Experiment.of(settings(settled, engine, loss)), out)
     assert run.status == "done"
@@ -69,7 +68,7 @@ def play(name: str, engine: str, out: Path, loss: float = 0.0) -> tuple[Run, Tra
 
 @pytest.fixture(scope="module")
 def played() -> dict[tuple[str, str], tuple[Run, Traffic]]:
-    """What was run already, by algorithm and engine."""
+    """Completed runs, by algorithm and engine."""
     return {}
 
 
@@ -84,7 +83,7 @@ def outcome(
 
 @pytest.fixture(scope="module")
 def initial(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
-    """The models that nodes begin with, [nodes, P]."""
+    """The initial models, [nodes, P]."""
     described = Experiment.of(settings({"name": "local"}, "simulate"))
     return models(gossamer.run(described, tmp_path_factory.mktemp("initial")))
 
@@ -100,18 +99,18 @@ def total(traffic: Traffic, column: str) -> int:
 
 @BOTH
 @ALL
-def test_what_was_sent_was_received(outcome: tuple[Run, Traffic]) -> None:
+def test_messages_sent_are_received(outcome: tuple[Run, Traffic]) -> None:
     _, traffic = outcome
     assert total(traffic, "messages_sent") > 0
-    for what in ("bytes", "messages"):
-        assert total(traffic, f"{what}_sent") == total(traffic, f"{what}_received")
+    for unit in ("bytes", "messages"):
+        assert total(traffic, f"{unit}_sent") == total(traffic, f"{unit}_received")
     for column in ("messages_lost", "messages_cancelled", "messages_late"):
         assert total(traffic, column) == 0, column
 
 
 @BOTH
 @pytest.mark.parametrize("name", ["swift", "divshare", "gossip-learning"])
-def test_what_was_sent_was_received_or_lost(name: str, engine: str, tmp_path: Path) -> None:
+def test_messages_sent_are_received_or_lost(name: str, engine: str, tmp_path: Path) -> None:
     """Bytes of lost messages count as sent."""
     _, traffic = play(name, engine, tmp_path, loss=0.25)
     lost = total(traffic, "messages_lost")
@@ -122,25 +121,25 @@ def test_what_was_sent_was_received_or_lost(name: str, engine: str, tmp_path: Pa
 
 @BOTH
 @ALL
-def test_messages_of_a_node_are_of_one_size(name: str, outcome: tuple[Run, Traffic]) -> None:
+def test_messages_of_a_node_have_one_size(name: str, outcome: tuple[Run, Traffic]) -> None:
     _, traffic = outcome
     for rank, node in enumerate(traffic):
-        # An answer's tag is a letter shorter than that of what asks for it.
+        # The tag of an answer is one letter shorter than that of its question.
         size = SIZES[name] - (name.startswith("ad-psgd") and rank not in ACTIVE)
         assert node["bytes_sent"] == node["messages_sent"] * size, rank
 
 
 @BOTH
 @ALL
-def test_how_many_messages_are_sent(name: str, engine: str, outcome: tuple[Run, Traffic]) -> None:
+def test_number_of_messages_sent(name: str, engine: str, outcome: tuple[Run, Traffic]) -> None:
     _, traffic = outcome
     sent = [node["messages_sent"] for node in traffic]
     if name == "ad-psgd":
         assert [sent[rank] for rank in ACTIVE] == [ROUNDS] * len(ACTIVE)
-    if name.startswith("ad-psgd"):  # an answer to each that asks
+    if name.startswith("ad-psgd"):  # each question is answered
         assert sum(sent[rank] for rank in ACTIVE) == sum(sent) / 2
         assert max(sent[rank] for rank in ACTIVE) <= ROUNDS
-    elif name == "swift":  # it passes over those to whom the last model has not left yet
+    elif name == "swift":  # it skips neighbours to which the last model is still being sent
         assert max(sent) <= ROUNDS * (NODES - 1)
         assert engine == "processes" or min(sent) == ROUNDS * (NODES - 1)
     else:  # with divshare, four fragments to two nodes each
@@ -149,7 +148,7 @@ def test_how_many_messages_are_sent(name: str, engine: str, outcome: tuple[Run, 
 
 @BOTH
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name.startswith("ad-psgd")])
-def test_averaging_in_pairs_keeps_the_mean_of_all_models(
+def test_pairwise_averaging_keeps_the_mean_of_all_models(
     outcome: tuple[Run, Traffic], initial: torch.Tensor
 ) -> None:
     after = models(outcome[0])
@@ -159,10 +158,10 @@ def test_averaging_in_pairs_keeps_the_mean_of_all_models(
 
 @BOTH
 @ALL
-def test_models_come_together_and_stay_between_those_at_the_start(
+def test_models_converge_within_the_range_of_the_initial_ones(
     outcome: tuple[Run, Traffic], initial: torch.Tensor
 ) -> None:
-    """Averages of averages, in every coordinate."""
+    """The models stay averages of the initial ones, in every coordinate."""
     after = models(outcome[0])
     assert (after >= initial.min(dim=0).values - 1e-6).all()
     assert (after <= initial.max(dim=0).values + 1e-6).all()
@@ -172,17 +171,14 @@ def test_models_come_together_and_stay_between_those_at_the_start(
 @BOTH
 @ALL
 def test_staleness_is_bounded(name: str, engine: str, outcome: tuple[Run, Traffic]) -> None:
-    """A message is as old as its way was long, when it comes, and is taken at the end of the step that goes on by then."""
+    """A message arrives after its latency, and is taken at the end of the step then in progress."""
     run, _ = outcome
     rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == ROUNDS)
     assert rows["node"].to_list() == list(range(NODES))
-    leeway, waits = (
-        LEEWAY[engine],
-        name.startswith("ad-psgd"),
-    )  # for what it takes, so that nothing lies about
-    longest = 0.0 if waits else STEP_S * (1 + 0.2 * (NODES - 1))
-    least, most = rows["staleness_s"].min(), rows["staleness_max_s"].max()
-    assert isinstance(least, float)
-    assert isinstance(most, float)
-    assert least >= LATENCY_S - leeway
-    assert most <= LATENCY_S + longest + leeway
+    # AD-PSGD takes a message as soon as it arrives; the others may be in the middle of a step.
+    longest = 0.0 if name.startswith("ad-psgd") else STEP_S * (1 + 0.2 * (NODES - 1))
+    lowest, highest = rows["staleness_s"].min(), rows["staleness_max_s"].max()
+    assert isinstance(lowest, float)
+    assert isinstance(highest, float)
+    assert lowest >= LATENCY_S - LEEWAY[engine]
+    assert highest <= LATENCY_S + longest + LEEWAY[engine]

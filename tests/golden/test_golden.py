@@ -1,7 +1,7 @@
-"""Small experiments end, to the bit, as they did when the files in ``recorded`` were written.
+"""Small experiments give, to the bit, the results in the files of ``recorded``.
 
-After a change that is meant to change results, ``python tests/golden/record.py`` records them, and says what has changed.
-Where this machine computes other bits than those that have a record, though asked for what all have, only facts are compared
+After an intended change of results, ``python tests/golden/record.py`` records them and prints the changes. Where no
+record has the bits of this machine, although libraries are restricted to common instructions, only facts are compared
 exactly.
 """
 
@@ -25,16 +25,16 @@ NAMES = [*EXPERIMENTS, *RESUMED]
 GIVEN: list[dict[str, Any]] = [json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json"))]
 FACTS: dict[str, dict[str, Any]] = GIVEN[0]["experiments"]
 LOSS, ACCURACY = 1e-4, 0.02
-"""How far final means may be off on another machine: of the loss, relative; of the accuracy, absolute."""
+"""Tolerances of final means on another machine: relative for the loss, absolute for the accuracy."""
 WINDOW = 65536
-"""Bytes of a message of which a real node may have sent a part only when a row is made."""
+"""Larger messages, in bytes, may be partly sent when a process records a row."""
 
 Measured = Callable[[str], dict[str, Any]]
 
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """An engine -> what came of its experiments, which are run once, whichever worker of the tests asks first."""
+    """A function from an engine to the hashes of its experiments, which only the first test worker runs."""
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent
@@ -50,33 +50,33 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return get
 
 
-def ended(found: dict[str, Any], name: str) -> dict[str, Any]:
-    """What came of one experiment."""
-    one: dict[str, Any] = found["experiments"][name]
-    if "error" in one:
-        pytest.fail(one["error"], pytrace=False)
-    return one
+def ended(results: dict[str, Any], name: str) -> dict[str, Any]:
+    """The hashes of actual experiment."""
+    hashes: dict[str, Any] = results["experiments"][name]
+    if "error" in hashes:
+        pytest.fail(hashes["error"], pytrace=False)
+    return hashes
 
 
-def same_bits(found: dict[str, Any], name: str) -> dict[str, Any]:
-    """What is recorded of an experiment for machines like this one."""
+def same_bits(results: dict[str, Any], name: str) -> dict[str, Any]:
+    """The recorded hashes of an experiment for machines like this actual."""
     for given in GIVEN:
-        if all(found[what] == given[what] for what in ("torch", "machine", "probe")):
-            one: dict[str, Any] = given["experiments"][name]
-            return one
-    pytest.skip(f"no record for torch {found['torch']}, {found['machine']}, bits {found['probe']}")
+        if all(results[key] == given[key] for key in ("torch", "machine", "probe")):
+            hashes: dict[str, Any] = given["experiments"][name]
+            return hashes
+    pytest.skip(f"no record for torch {results['torch']}, {results['machine']}, bits {results['probe']}")
 
 
-def test_the_record_is_of_these_experiments() -> None:
+def test_records_hold_all_experiments() -> None:
     for given in GIVEN:
         assert list(given["experiments"]) == NAMES
 
 
-def test_everything_that_is_registered_is_used(golden: Measured) -> None:
+def test_every_registered_component_is_used(golden: Measured) -> None:
     listed = subprocess.run(
         [sys.executable, "-m", "gossamer", "list", "--json"], capture_output=True, text=True, check=True
     )
-    files = ("experiment", "sweep")  # which the wheel has
+    files = ("experiment", "sweep")  # files in the wheel
     registered = {kind: set(names) for kind, names in json.loads(listed.stdout).items() if kind not in files}
     used = golden("simulate")["used"]
     unused = {kind: names - set(used.get(kind, [])) for kind, names in registered.items()}
@@ -84,58 +84,58 @@ def test_everything_that_is_registered_is_used(golden: Measured) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_facts(name: str, golden: Measured) -> None:
-    """What is counted and timed, events, graphs: on every machine."""
-    one, expected = ended(golden("simulate"), name), FACTS[name]
+def test_facts_match_the_record(name: str, golden: Measured) -> None:
+    """Counts, times, events and graphs agree on every machine."""
+    actual, expected = ended(golden("simulate"), name), FACTS[name]
     for part in ("facts", "events", "message_bytes"):
-        assert one[part] == expected[part], part
+        assert actual[part] == expected[part], part
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bits(name: str, golden: Measured) -> None:
-    found = golden("simulate")
-    one, expected = ended(found, name), same_bits(found, name)
+def test_bits_match_the_record(name: str, golden: Measured) -> None:
+    results = golden("simulate")
+    actual, expected = ended(results, name), same_bits(results, name)
     for part in ("numbers", "models", "final"):
-        assert one[part] == expected[part], part
+        assert actual[part] == expected[part], part
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_final_means(name: str, golden: Measured) -> None:
-    """On another machine too, to rounding."""
+def test_final_means_match_the_record(name: str, golden: Measured) -> None:
+    """Final means agree on every machine, up to rounding."""
     final, expected = ended(golden("simulate"), name)["final"], FACTS[name]["final"]
     assert final.keys() == expected.keys()
     assert final["test_loss"] == pytest.approx(expected["test_loss"], rel=LOSS)
     assert final.get("test_accuracy") == pytest.approx(expected.get("test_accuracy"), abs=ACCURACY)
 
 
-def test_a_wrapper_that_changes_nothing_changes_nothing(golden: Measured) -> None:
-    found = golden("simulate")
-    assert ended(found, "wrapped") == ended(found, "unwrapped")
+def test_idle_wrapper_changes_nothing(golden: Measured) -> None:
+    results = golden("simulate")
+    assert ended(results, "wrapped") == ended(results, "unwrapped")
 
 
-def test_a_codec_that_changes_nothing_changes_nothing(golden: Measured) -> None:
-    found = golden("simulate")
-    assert ended(found, "identity") == ended(found, "unwrapped")
+def test_identity_codec_changes_nothing(golden: Measured) -> None:
+    results = golden("simulate")
+    assert ended(results, "identity") == ended(results, "unwrapped")
 
 
-def test_a_run_that_was_resumed_is_the_run_that_was_not(golden: Measured) -> None:
-    """But for the event that says so. (Asynchronous ones go on otherwise.)"""
-    found = golden("simulate")
-    resumed, whole = (dict(ended(found, name)) for name in ("saved-resumed", "saved"))
+def test_resumed_run_equals_the_uninterrupted_one(golden: Measured) -> None:
+    """Only the events differ, by that of the resumption. (Asynchronous runs continue differently.)"""
+    results = golden("simulate")
+    resumed, whole = (dict(ended(results, name)) for name in ("saved-resumed", "saved"))
     assert resumed.pop("events") != whole.pop("events")
     assert resumed == whole
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_real_processes(name: str, golden: Measured) -> None:
-    """The same samples, graphs, losses and models as simulated, at every evaluation, and messages of the same size."""
-    found = golden("processes")
-    one, expected = ended(found, name), FACTS[name]
-    assert one["events"] == expected["events"]
+def test_processes_match_the_record(name: str, golden: Measured) -> None:
+    """Processes give the simulated samples, graphs, losses and models, with messages of the same size."""
+    results = golden("processes")
+    actual, expected = ended(results, name), FACTS[name]
+    assert actual["events"] == expected["events"]
     size = expected["message_bytes"]
     if size is not None and size <= WINDOW:
-        assert one["message_bytes"] == size
-    expected = same_bits(found, name)
+        assert actual["message_bytes"] == size
+    expected = same_bits(results, name)
     for part in ("numbers", "models", "final"):
-        assert one[part] == expected[part], part
+        assert actual[part] == expected[part], part

@@ -16,7 +16,7 @@ def stream(n: int, batch_size: int | str, rank: int = 0, seed: int = 1) -> Batch
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.integers(1, 4))
-def test_every_sample_is_seen_once_an_epoch(n: int, batch_size: int, epochs: int) -> None:
+def test_every_sample_occurs_once_per_epoch(n: int, batch_size: int, epochs: int) -> None:
     batches = stream(n, batch_size)
     size = min(n, batch_size)
     count = -(-n * epochs // size)
@@ -27,7 +27,7 @@ def test_every_sample_is_seen_once_an_epoch(n: int, batch_size: int, epochs: int
 
 
 @given(st.integers(1, 30), st.integers(1, 40), st.lists(st.integers(0, 50), min_size=1, max_size=8))
-def test_a_batch_depends_on_its_number_alone(n: int, batch_size: int, numbers: list[int]) -> None:
+def test_batch_depends_only_on_its_number(n: int, batch_size: int, numbers: list[int]) -> None:
     used = stream(n, batch_size)
     for number in numbers:
         assert used.batch(number).tolist() == stream(n, batch_size).batch(number).tolist()
@@ -44,13 +44,13 @@ def test_epochs_ranks_and_seeds_are_shuffled_differently() -> None:
     assert len(orders) == 8
 
 
-def test_full_is_all_samples_as_they_are() -> None:
+def test_full_batch_holds_all_samples_in_order() -> None:
     batches = stream(7, "full")
     assert batches.batch_size == 7
     assert batches.batch(0).tolist() == batches.batch(5).tolist() == [0, 3, 6, 9, 12, 15, 18]
 
 
 @pytest.mark.parametrize("batch_size", [4, "full"])
-def test_a_node_without_samples_can_not_train(batch_size: int | str) -> None:
+def test_node_without_samples_can_not_train(batch_size: int | str) -> None:
     with pytest.raises(BadInput, match="partition: node 2 has no samples to train on"):
         stream(0, batch_size, rank=2).batch(0)

@@ -25,7 +25,7 @@ def on_gpu(*values: float) -> Tensor:
     return torch.tensor(values, device="cuda")
 
 
-def test_a_recording_computes_with_the_values_of_each_call() -> None:
+def test_recording_computes_with_the_values_of_each_call() -> None:
     calls = []
 
     def double(x: Tensor) -> tuple[Tensor]:
@@ -35,11 +35,11 @@ def test_a_recording_computes_with_the_values_of_each_call() -> None:
     recorded = Recorded(double)
     results = [recorded(on_gpu(number))[0].item() for number in range(5)]
     assert results == [0, 2, 4, 6, 8]
-    assert len(calls) == 2  # as it is, and to record it
+    assert len(calls) == 2  # once plainly, once to record it
     assert recorded(on_gpu(1, 2))[0].tolist() == [2, 4]
 
 
-def test_a_function_that_reads_a_value_is_called_every_time() -> None:
+def test_function_that_reads_a_value_is_not_recorded() -> None:
     def sign(x: Tensor) -> tuple[Tensor]:
         kept = F.dropout(torch.ones(1000, device="cuda"))
         return (x if x.sum().item() * kept.sum().item() > 0 else -x,)
@@ -50,7 +50,7 @@ def test_a_function_that_reads_a_value_is_called_every_time() -> None:
     torch.rand(1, device="cuda")
 
 
-def test_a_function_that_draws_on_the_cpu_is_called_every_time() -> None:
+def test_function_that_draws_on_the_cpu_is_not_recorded() -> None:
     def sometimes(x: Tensor) -> tuple[Tensor]:
         return (x + 1 if torch.rand(()) < 0.5 else x,)
 
@@ -66,11 +66,11 @@ def test_large_inputs_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = Recorded(lambda x: (x + 1,))
     for length in (20, 20, 10, 10):
         assert recorded(torch.zeros(length, device="cuda"))[0].tolist() == [1.0] * length
-    assert [each._inputs[0].numel() for each in recorded._recordings.values()] == [20]
+    assert [recording._inputs[0].numel() for recording in recorded._recordings.values()] == [20]
 
 
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_a_function_that_fails_raises_its_own_error() -> None:
+def test_failing_function_raises_its_own_error() -> None:
     def fail(x: Tensor) -> tuple[Tensor]:
         raise RuntimeError("the model's own")
 
@@ -113,7 +113,7 @@ MODELS: dict[str, Any] = {"digits": None, "dropout": Noisy, "batch norm": Normed
     [(SequentialTrainer, name) for name in MODELS]
     + [(BatchedTrainer, "digits"), (BatchedTrainer, "batch norm")],
 )
-def test_recorded_steps_have_the_bits_of_others(
+def test_recorded_steps_have_the_bits_of_plain_ones(
     kind: type[Trainer], name: str, optimizer: SGD, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Recorded] = []
@@ -131,7 +131,7 @@ def test_recorded_steps_have_the_bits_of_others(
         rows = Rows(len(start.parameters), "cuda")
         trainer = kind(task, optimizer, rows, cuda_graphs=cuda_graphs)
         models, states = [start] * 3, [optimizer.init(start.parameters) for _ in range(3)]
-        found = []
+        outputs = []
         for number in range(4):
             batches = [[torch.arange(k, k + 8) + 10 * number for k in range(2)] for _ in models]
             jobs = [
@@ -141,14 +141,14 @@ def test_recorded_steps_have_the_bits_of_others(
                 )
             ]
             results = trainer.train(jobs)
-            models, states = [each.model for each in results], [each.state for each in results]
-            found += [
-                torch.tensor([each.loss for each in results]),
+            models, states = [result.model for result in results], [result.state for result in results]
+            outputs += [
+                torch.tensor([result.loss for result in results]),
                 *trainer.gradient([GradientJob(models[0], batches[0][0], 3)]),
             ]
-        return [*found, *(vector for model in models for vector in model)]
+        return [*outputs, *(vector for model in models for vector in model)]
 
     for one, other in zip(run(True), run(False), strict=True):
         assert torch.equal(one, other)
-    buffers = (kind, name) == (SequentialTrainer, "batch norm")  # which a recording would not follow
-    assert [bool(each._recordings) for each in made] == ([] if buffers else [True])
+    buffers = (kind, name) == (SequentialTrainer, "batch norm")  # a recording would not update them
+    assert [bool(function._recordings) for function in made] == ([] if buffers else [True])

@@ -41,8 +41,8 @@ def direct(task: Task, seed: int, inputs: torch.Tensor, targets: torch.Tensor) -
 
 
 @pytest.mark.parametrize("model", ["mlp", "gn-lenet", "batch norm", "dropout"])
-def test_evaluation_is_the_mean_over_the_whole_set(model: str) -> None:
-    """With a last batch that is smaller than the others."""
+def test_metrics_are_means_over_the_whole_set(model: str) -> None:
+    """The last batch is smaller than the others."""
     task = images(model)
     assert len(task.test[0]) % BATCH != 0
     evaluator = Evaluator(task, seed=1)
@@ -51,7 +51,7 @@ def test_evaluation_is_the_mean_over_the_whole_set(model: str) -> None:
     assert got == pytest.approx(direct(task, 4, *task.test), rel=1e-5)
 
 
-def test_the_test_sample_is_keyed_and_without_repetition() -> None:
+def test_test_sample_is_keyed_and_without_repetition() -> None:
     task = images("logistic")
     model = start(task, 4)
     some, again, other = (Evaluator(task, seed, 130) for seed in (1, 1, 2))
@@ -62,22 +62,22 @@ def test_the_test_sample_is_keyed_and_without_repetition() -> None:
     assert Evaluator(task, 1, 10_000).test(model) == Evaluator(task, 1).test(model)
 
 
-def test_every_evaluation_set_has_a_sample_of_its_own() -> None:
+def test_each_evaluation_set_is_sampled_separately() -> None:
     task = images("logistic")
     model = start(task, 4)
     inputs, targets = task.train
     several = replace(task, tests={"test": task.test, "ood": (inputs, targets)})
     evaluator = Evaluator(several, 1, 50)
-    found = evaluator.columns(model)
+    columns = evaluator.columns(model)
     chosen = np.sort(generator(1, "evaluation-ood").choice(len(inputs), 50, replace=False))
     expected = direct(task, 4, inputs[chosen], targets[chosen])
-    assert {name: found[f"ood_{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert {name: columns[f"ood_{name}"] for name in expected} == pytest.approx(expected, rel=1e-5)
     alone = Evaluator(task, 1, 50).test(model)
-    assert {name: found[f"test_{name}"] for name in alone} == alone  # with the same bits
-    assert evaluator.columns_each([model, model]) == [found, found]
+    assert {name: columns[f"test_{name}"] for name in alone} == alone  # bit for bit
+    assert evaluator.columns_each([model, model]) == [columns, columns]
 
 
-def test_a_nodes_training_samples() -> None:
+def test_training_samples_of_a_node_are_evaluated() -> None:
     task = images("mlp")
     chosen = np.array([5, 3, 59, 0])
     got = Evaluator(task, 1).train(start(task, 4), chosen)
@@ -85,7 +85,7 @@ def test_a_nodes_training_samples() -> None:
     assert got == pytest.approx(direct(task, 4, inputs[chosen], targets[chosen]), rel=1e-5)
 
 
-def test_evaluation_uses_the_buffers_and_leaves_them_alone() -> None:
+def test_evaluation_reads_the_buffers_without_changing_them() -> None:
     task = images("batch norm")
     model = start(task, 4)
     moved = Model(model.parameters, model.buffers + 1)
@@ -109,14 +109,14 @@ class Sampling(nn.Module):
         return scores + torch.randn_like(scores)
 
 
-def test_a_model_that_samples_is_evaluated_with_the_same_draws_everywhere() -> None:
+def test_stochastic_model_is_evaluated_with_reproducible_draws() -> None:
     task = replace(images("mlp"), model=Sampling)
     models = [start(task, seed) for seed in range(12)]
     alone = Evaluator(task, 1)
     torch.manual_seed(5)
     before = torch.get_rng_state()
     once = [alone.test(model) for model in models]
-    assert torch.equal(torch.get_rng_state(), before)  # the draws of training are not disturbed
+    assert torch.equal(torch.get_rng_state(), before)  # evaluation leaves the generator of training alone
     workers = ThreadPool(4)
     shared = Evaluator(task, 1, workers=workers, rows=Rows(len(models[0].parameters)))
     assert shared.test_each(models) == once
@@ -131,7 +131,7 @@ class SlowlyMade(Sampling):
         time.sleep(0.05)
 
 
-def test_making_modules_on_several_threads_does_not_disturb_draws() -> None:
+def test_making_modules_on_several_threads_keeps_the_draws() -> None:
     task = replace(images("mlp"), model=SlowlyMade)
     models = [start(task, seed) for seed in range(4)]
     alone = [Evaluator(task, 1).test(model) for model in models]
@@ -143,13 +143,13 @@ def test_making_modules_on_several_threads_does_not_disturb_draws() -> None:
     workers.close()
 
 
-def test_a_function_of_a_mean_is_taken_over_all_batches_together() -> None:
+def test_function_of_a_mean_covers_all_batches_together() -> None:
     def hits(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return (outputs.argmax(1) == targets).float().mean()
 
     task = replace(images("mlp"), metrics={"hits": hits, "root": RootMean(hits), "exp": ExpMean(hits)})
     inputs, targets = task.test
-    # All but a few of the hits are in the first batch, so that the mean of the batches' roots is another number.
+    # The hits are sorted into the first batches, so the mean of the batches' roots is another number.
     scores = task.model()
     model = start(task, 4)
     with torch.no_grad():
@@ -157,49 +157,49 @@ def test_a_function_of_a_mean_is_taken_over_all_batches_together() -> None:
         right = scores(inputs).argmax(1) == targets
     order = torch.argsort(right.int(), descending=True, stable=True)
     task = replace(task, test=(inputs[order], targets[order]))
-    found = Evaluator(task, 1).test(model)
+    values = Evaluator(task, 1).test(model)
     share = right.double().mean().item()
     assert 0 < share < 1
-    assert found["hits"] == pytest.approx(share)
-    assert found["root"] == pytest.approx(share**0.5)
-    assert found["exp"] == pytest.approx(math.exp(share))
+    assert values["hits"] == pytest.approx(share)
+    assert values["root"] == pytest.approx(share**0.5)
+    assert values["exp"] == pytest.approx(math.exp(share))
 
 
 @pytest.mark.parametrize(
-    ("given", "found"), [(torch.zeros(100), r"a tensor of shape \(100,\)"), (None, "NoneType")]
+    ("given", "returned"), [(torch.zeros(100), r"a tensor of shape \(100,\)"), (None, "NoneType")]
 )
 @pytest.mark.parametrize("field", ["loss", "metrics.accuracy"])
-def test_a_measure_that_is_no_mean_is_named(field: str, given: object, found: str) -> None:
+def test_metric_that_is_no_single_value_is_named(field: str, given: object, returned: str) -> None:
     task = images("mlp")
     wrong: Any = lambda outputs, targets: given  # noqa: E731
     task = replace(task, loss=wrong) if field == "loss" else replace(task, metrics={"accuracy": wrong})
-    message = rf"^task.{field}: returns {found}; accepted: the mean over the samples, one value$"
+    message = rf"^task.{field}: returns {returned}; accepted: the mean over the samples, one value$"
     with pytest.raises(TypeError, match=message):
         Evaluator(task, seed=1).test(start(task, 4))
 
 
-def test_a_measure_may_give_a_plain_number() -> None:
+def test_metric_may_return_a_plain_number() -> None:
     task = images("mlp")
     numbers: Any = {"two": lambda outputs, targets: 2, "half": lambda outputs, targets: np.float32(0.5)}
-    found = Evaluator(replace(task, metrics=numbers), seed=1).test(start(task, 4))
-    assert (found["two"], found["half"]) == (2.0, 0.5)
+    values = Evaluator(replace(task, metrics=numbers), seed=1).test(start(task, 4))
+    assert (values["two"], values["half"]) == (2.0, 0.5)
 
 
-def test_what_torch_refuses_says_what_of_the_task_was_given_what() -> None:
+def test_error_of_torch_names_the_function_and_its_inputs() -> None:
     task = images("mlp")
     inputs, targets = task.test
-    said = (
+    problem = (
         r"^task.model, given inputs \(100, 1, 8, 7\) of torch.float32: RuntimeError: (addmm: )?mat1 and mat2"
     )
     narrow = replace(task, test=(inputs[..., :7], targets))
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(RuntimeError, match=problem):
         Evaluator(narrow, seed=1).test(start(task, 4))
-    said = r"^task.loss, given outputs \(100, 4\) of torch.float32 and targets \(100,\) of torch.int64: IndexError: "
-    with pytest.raises(RuntimeError, match=said):
+    problem = r"^task.loss, given outputs \(100, 4\) of torch.float32 and targets \(100,\) of torch.int64: IndexError: "
+    with pytest.raises(RuntimeError, match=problem):
         Evaluator(replace(task, test=(inputs, targets + 9)), seed=1).test(start(task, 4))
 
 
-def test_what_the_users_own_metric_raises_goes_on_as_it_is() -> None:
+def test_exception_of_a_metric_is_passed_on_unchanged() -> None:
     def fails(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise KeyError("no such table")
 
@@ -208,7 +208,7 @@ def test_what_the_users_own_metric_raises_goes_on_as_it_is() -> None:
         Evaluator(task, seed=1).test(start(task, 4))
 
 
-def test_a_task_is_tried_out_before_it_is_trained() -> None:
+def test_broken_task_is_refused_by_try_out() -> None:
     def fails(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         raise KeyError("no such table")
 
@@ -237,6 +237,6 @@ def test_a_task_is_tried_out_before_it_is_trained() -> None:
         (replace(task, loss=F.mse_loss), task.model(), "^task.loss, given outputs "),
     ]
     try_out(task, task.model(), seed=1)
-    for other, module, said in wrong:
-        with pytest.raises(BadInput, match=said):
+    for other, module, problem in wrong:
+        with pytest.raises(BadInput, match=problem):
             try_out(other, module, seed=1)

@@ -56,8 +56,8 @@ def gradient_in_double(task: Task, at: Tensor, batch: Tensor) -> tuple[float, Te
     outputs = functional_call(module, leaves, (inputs[batch].double(),))
     y = targets[batch]
     loss = task.loss(outputs, y.double() if y.is_floating_point() else y)
-    found = torch.autograd.grad(loss, list(leaves.values()))
-    return float(loss.detach()), torch.cat([each.flatten() for each in found])
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    return float(loss.detach()), torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def trainer(
@@ -68,16 +68,16 @@ def trainer(
 
 
 def check_gradient(task: Task, batch_sizes: Sequence[int] = (1, 7, 16, 37)) -> None:
-    """Each is as near to the gradient in float64 as the error of float32 allows, for batches that fill a vector or do not."""
+    """Gradients agree with float64 within the error of float32, also for batches that don't fill a SIMD vector."""
     fused = trainer(task)
     rng = torch.Generator().manual_seed(8)
     start = initial_model(task.model, 4)
     for size in batch_sizes:
         batch = torch.randint(SAMPLES, (size,), generator=rng)
         loss, expected = gradient_in_double(task, start.parameters, batch)
-        [found] = fused.gradient([GradientJob(start, batch, 0)])
+        [gradient] = fused.gradient([GradientJob(start, batch, 0)])
         assert expected.abs().max() > 1e-3
-        error = (found.double() - expected).abs().max() / expected.abs().max()
+        error = (gradient.double() - expected).abs().max() / expected.abs().max()
         assert error < 3e-6, (size, float(error))
         job = TrainJob(start, [batch], 0.5, {}, 0)
         [result] = fused.train([job])
@@ -183,19 +183,19 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_gradients_are_those_of_autograd(name: str) -> None:
+def test_gradients_match_autograd(name: str) -> None:
     check_gradient(task_of(*LAYERS[name]))
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "lenet5", "gn-lenet"])
-def test_whole_models(name: str) -> None:
+def test_gradients_of_whole_models_match_autograd(name: str) -> None:
     shape = (1, 28, 28) if name == "lenet5" else (2, 9, 8)
     given = {"name": "mlp", "hidden": [30, 17]} if name == "mlp" else name
     make = model_factory(build("model", given), shape=shape, classes=CLASSES)
     check_gradient(task_of(make, shape), (16, 21))
 
 
-def test_the_first_of_equal_values_gets_the_gradient_of_their_maximum() -> None:
+def test_first_of_equal_values_gets_the_gradient_of_the_maximum() -> None:
     task = task_of(
         sequential(
             partial(nn.GroupNorm, 1, 1), partial(nn.MaxPool2d, 2), FLAT, partial(nn.Linear, 4, CLASSES)
@@ -211,7 +211,7 @@ def test_the_first_of_equal_values_gets_the_gradient_of_their_maximum() -> None:
     [F.mse_loss, lambda outputs, targets: 0.5 * F.mse_loss(outputs, targets), nn.MSELoss()],
     ids=["plain", "half", "module"],
 )
-def test_squared_errors(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_gradients_of_squared_errors_match_autograd(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     targets = torch.randn(SAMPLES, 3, generator=torch.Generator().manual_seed(5))
     check_gradient(
         task_of(sequential(partial(nn.Linear, 4, 9), nn.Tanh, partial(nn.Linear, 9, 3)), (4,), loss, targets)
@@ -226,7 +226,7 @@ def test_squared_errors(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     ],
     ids=["divided", "multiplied"],
 )
-def test_scaled_cross_entropy(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+def test_gradients_of_scaled_cross_entropy_match_autograd(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
     check_gradient(task_of(*LAYERS["relu"], loss))
 
 
@@ -236,15 +236,15 @@ def test_large_outputs_neither_overflow_nor_vanish() -> None:
     start.parameters.mul_(300)
     batch = torch.arange(16)
     loss, expected = gradient_in_double(task, start.parameters, batch)
-    [found] = trainer(task).gradient([GradientJob(start, batch, 0)])
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+    [gradient] = trainer(task).gradient([GradientJob(start, batch, 0)])
+    torch.testing.assert_close(gradient.double(), expected, rtol=1e-4, atol=1e-4)
     [result] = trainer(task).train([TrainJob(start, [batch], 0.0, {}, 0)])
     assert result.loss == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["relu", "tanh", "max pooling", "group normalisation"])
-def test_what_is_not_finite_does_not_become_finite(name: str, value: float) -> None:
+def test_non_finite_parameters_stay_non_finite(name: str, value: float) -> None:
     task = task_of(*LAYERS[name])
     start = initial_model(task.model, 4)
     start.parameters[0] = value
@@ -252,7 +252,7 @@ def test_what_is_not_finite_does_not_become_finite(name: str, value: float) -> N
     assert not result.model.parameters.isfinite().all()
 
 
-def test_a_sample_that_is_not_finite_shows_in_the_loss() -> None:
+def test_non_finite_sample_makes_the_loss_nan() -> None:
     task = task_of(*LAYERS["pooling of the inputs"])
     task.train[0][3, 0, 0, 0] = float("nan")
     [result] = trainer(task).train([TrainJob(initial_model(task.model, 4), [torch.arange(5)], 0.1, {}, 0)])
@@ -282,8 +282,8 @@ OPTIMIZERS: dict[str, tuple[Optimizer, Callable[..., torch.optim.Optimizer]]] = 
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_step_as_those_of_torch(name: str) -> None:
-    """In float64, in two calls of three steps and two, where the second goes on from the state of the first."""
+def test_optimizer_steps_match_torch(name: str) -> None:
+    """Against float64, in calls of three steps and two, the second from the state of the first."""
     optimizer, reference = OPTIMIZERS[name]
     task = task_of(*LAYERS["tanh"])
     fused, start = trainer(task, optimizer), initial_model(task.model, 4)
@@ -331,7 +331,7 @@ def assert_same_bits(one: TrainResult, other: TrainResult) -> None:
 @pytest.mark.parametrize(
     "optimizer", [SGD(lr=0.1, momentum=0.9), Adam(lr=0.1), RMSprop(lr=0.1)], ids=lambda o: type(o).__name__
 )
-def test_neither_other_nodes_nor_workers_change_a_bit(optimizer: Optimizer) -> None:
+def test_bits_do_not_depend_on_other_nodes_or_workers(optimizer: Optimizer) -> None:
     task = task_of(*LAYERS["two convolutions"])
     jobs = some_jobs(task, optimizer, 23)
     before = [[tensor.clone() for tensor in (job.start.parameters, *job.state.values())] for job in jobs]
@@ -347,7 +347,7 @@ def test_neither_other_nodes_nor_workers_change_a_bit(optimizer: Optimizer) -> N
         )
 
 
-def test_several_steps_are_the_same_as_one_after_the_other() -> None:
+def test_several_steps_in_one_call_equal_single_steps() -> None:
     task, optimizer = task_of(*LAYERS["max pooling"]), Adam(lr=0.1)
     [*_, job] = some_jobs(task, optimizer, 3)
     fused = trainer(task, optimizer)
@@ -360,7 +360,7 @@ def test_several_steps_are_the_same_as_one_after_the_other() -> None:
     assert all(torch.equal(whole.state[name], state[name]) for name in state)
 
 
-def test_no_steps_change_nothing() -> None:
+def test_job_without_steps_changes_nothing() -> None:
     task, optimizer = task_of(*LAYERS["linear"]), Adam(lr=0.1)
     one, two = some_jobs(task, optimizer, 2)
     idle, stepped = trainer(task, optimizer).train([one._replace(batches=[]), two])
@@ -421,7 +421,7 @@ def frozen() -> nn.Module:
     return module
 
 
-def test_other_models_and_losses_are_not_recognised() -> None:
+def test_unsupported_models_and_losses_are_not_recognised() -> None:
     linear = partial(nn.Linear, 6, CLASSES)
     last = partial(nn.Linear, 16, CLASSES)
     image = (4, 4, 4)
@@ -474,9 +474,9 @@ def test_other_models_and_losses_are_not_recognised() -> None:
             plan_of(task_of(linear, (6,), loss, targets), linear())
 
 
-def test_a_trainer_by_name_says_what_it_does_not_know_and_auto_takes_another_one() -> None:
-    said = r"^engine\.trainer: 'fused' does not support buffers.*; accepted: auto, sequential$"
-    with pytest.raises(BadInput, match=said):
+def test_unsupported_task_is_refused_by_name_and_avoided_by_auto() -> None:
+    message = r"^engine\.trainer: 'fused' does not support buffers.*; accepted: auto, sequential$"
+    with pytest.raises(BadInput, match=message):
         choose_trainer("fused", images("batch norm"), "cpu", 16, 32, True)
     with pytest.raises(BadInput, match="does not support the device cuda;"):
         choose_trainer("fused", images("mlp"), "cuda", 16, 32, True)
@@ -497,7 +497,7 @@ def curved() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.GELU(), nn.Linear(8, CLASSES))
 
 
-def test_auto_batches_small_linear_models_of_many_nodes_where_it_can() -> None:
+def test_auto_trainer_batches_small_models_of_many_nodes() -> None:
     task = replace(images("mlp"), model=curved)
     assert choose_trainer("auto", task, "cpu", 16, 32, True)[0] == "batched"
     assert choose_trainer("auto", task, "cpu", 16, 31, True)[0] == "sequential"
@@ -510,7 +510,7 @@ def test_auto_batches_small_linear_models_of_many_nodes_where_it_can() -> None:
     assert choose_trainer("auto", by_value, "cpu", 16, 32, True)[0] == "sequential"
 
 
-def test_usual_ways_to_write_a_model_are_recognised() -> None:
+def test_model_with_a_plain_forward_method_is_recognised() -> None:
     class Written(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -525,7 +525,7 @@ def test_usual_ways_to_write_a_model_are_recognised() -> None:
     check_gradient(task_of(Written, (1, 6, 6), nn.CrossEntropyLoss()), (16,))
 
 
-def test_samples_that_there_are_not_are_refused() -> None:
+def test_sample_index_out_of_range_is_refused() -> None:
     task = task_of(*LAYERS["linear"])
     for wrong in (-1, SAMPLES):
         with pytest.raises(IndexError, match="out of bounds"):

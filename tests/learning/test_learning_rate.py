@@ -52,7 +52,7 @@ def schedule(fields: dict[str, Any]) -> LearningRateSchedule:
 
 
 def theirs(kind: Any, options: dict[str, Any], rounds: int = ROUNDS + 1) -> list[float]:
-    """torch's learning rate of each epoch, from LR."""
+    """torch's learning rate in each epoch, starting from LR."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=LR)
     scheduler = kind(optimizer, **options)
     rates = []
@@ -64,17 +64,17 @@ def theirs(kind: Any, options: dict[str, Any], rounds: int = ROUNDS + 1) -> list
 
 
 @pytest.mark.parametrize(("fields", "kind", "options"), CASES, ids=IDS)
-def test_factors_are_those_of_torch(fields: dict[str, Any], kind: Any, options: dict[str, Any]) -> None:
+def test_factors_match_torch(fields: dict[str, Any], kind: Any, options: dict[str, Any]) -> None:
     ours = [LR * schedule(fields).factor_at(round) for round in range(ROUNDS + 1)]
     assert ours == pytest.approx(theirs(kind, options), rel=1e-9, abs=1e-12)
 
 
-def test_every_schedule_is_compared() -> None:
+def test_every_schedule_is_compared_to_torch() -> None:
     assert {case[0]["name"] for case in CASES} == set(names("schedule"))
 
 
 @pytest.mark.parametrize("fields", [case[0] for case in CASES], ids=IDS)
-def test_a_warmup_comes_first(fields: dict[str, Any]) -> None:
+def test_warmup_precedes_the_schedule(fields: dict[str, Any]) -> None:
     plain, warm = schedule(fields), schedule({**fields, "warmup_rounds": 4})
     rising = theirs(LinearLR, {"start_factor": 1 / 5, "total_iters": 4}, 4)
     first = plain.factor_at(0)
@@ -83,7 +83,7 @@ def test_a_warmup_comes_first(fields: dict[str, Any]) -> None:
     assert after == [plain.factor_at(r) for r in range(ROUNDS)]
 
 
-def test_it_stays_where_it_ends() -> None:
+def test_schedule_keeps_its_last_value() -> None:
     for fields in ({"name": "cosine", "minimum": 0.25}, {"name": "linear", "end": 0.25}):
         factors = {schedule({**fields, "rounds": 5}).factor_at(round) for round in (5, 6, 8, 10**9)}
         assert factors == {0.25}
@@ -91,11 +91,11 @@ def test_it_stays_where_it_ends() -> None:
     assert far == 0.0
 
 
-def test_an_optimizer_without_a_schedule_has_one_learning_rate() -> None:
+def test_learning_rate_is_constant_without_a_schedule() -> None:
     assert [SGD(lr=0.3).lr_at(round) for round in (0, 1, 1000)] == [0.3] * 3
 
 
-def test_it_is_part_of_the_experiment() -> None:
+def test_schedule_is_part_of_the_experiment() -> None:
     scheduled = {"name": "sgd", "lr": LR, "schedule": {"name": "cosine", "rounds": 5, "warmup_rounds": 2}}
     raw = {"nodes": 4, "task": "digits", "algorithm": "d-psgd", "stop": {"rounds": 5}, "optimizer": scheduled}
     described = Experiment.of(raw)
@@ -108,7 +108,7 @@ def test_it_is_part_of_the_experiment() -> None:
     assert plain.optimizer == SGD(lr=LR)
 
 
-def test_a_schedule_of_ones_own_is_found_by_its_path() -> None:
+def test_custom_schedule_is_loaded_by_its_path() -> None:
     optimizer = build("optimizer", {"name": "sgd", "lr": 1.0, "schedule": {"name": f"{__name__}:Halving"}})
     assert isinstance(optimizer, SGD)
     assert [optimizer.lr_at(r) for r in range(3)] == [1.0, 0.5, 1 / 3]
@@ -122,7 +122,7 @@ class Halving(LearningRateSchedule):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         (
             "cosin",
@@ -147,8 +147,8 @@ class Halving(LearningRateSchedule):
         (3, "optimizer.schedule: got 3; accepted: a name, or a mapping with 'name' and its parameters"),
     ],
 )
-def test_what_is_refused(fields: Any, said: str) -> None:
+def test_invalid_schedules_are_refused(fields: Any, message: str) -> None:
     with pytest.raises(BadInput) as failure:
         build("optimizer", {"name": "sgd", "lr": 0.1, "schedule": fields})
     (problem,) = failure.value.problems
-    assert problem.startswith(said)
+    assert problem.startswith(message)

@@ -1,4 +1,4 @@
-"""Mixing against a reference in NumPy that goes coordinate by coordinate."""
+"""Mixing against a NumPy reference that works coordinate by coordinate."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Inboxes = st.dictionaries(st.integers(0, 5), Payload, max_size=4)
 
 
 def coordinates(payload: Any) -> dict[int, float]:
-    """Coordinate -> value of what was sent."""
+    """The sent values by coordinate."""
     if isinstance(payload, torch.Tensor):
         return dict(enumerate(payload.tolist()))
     return dict(zip(payload.where.tolist(), payload.values.tolist(), strict=True))
@@ -58,7 +58,7 @@ def reference(own: Any, inbox: Any, weights: Any, self_weight: float | None, mis
 
 
 @given(Vector, Inboxes, st.dictionaries(st.integers(0, 5), Weight), st.none() | Weight)
-def test_the_absent_are_replaced_by_the_own(
+def test_missing_values_are_replaced_by_the_nodes_own(
     own: torch.Tensor, inbox: Any, more: dict[int, float], self_weight: float | None
 ) -> None:
     weights = {**dict.fromkeys(inbox, 0.125), **more}
@@ -73,7 +73,7 @@ def test_the_absent_are_replaced_by_the_own(
     st.dictionaries(st.integers(0, 5), st.floats(0.125, 1, width=16)),
     st.sampled_from([0.5, 1]),
 )
-def test_renormalizing_divides_by_the_weight_that_is_present(
+def test_renormalize_divides_by_the_weight_present(
     own: torch.Tensor, inbox: Any, more: dict[int, float], self_weight: float
 ) -> None:
     weights = {**dict.fromkeys(inbox, 0.25), **more}
@@ -83,7 +83,7 @@ def test_renormalizing_divides_by_the_weight_that_is_present(
 
 
 @given(Vector, Inboxes, st.randoms(use_true_random=False), st.sampled_from(["own", "renormalize"]))
-def test_the_order_of_the_inbox_does_not_change_the_bits(
+def test_order_of_the_inbox_does_not_change_the_bits(
     own: torch.Tensor, inbox: dict[int, Any], shuffle: random.Random, missing: Any
 ) -> None:
     weights = {rank: 0.1 + 0.01 * rank for rank in inbox}
@@ -97,7 +97,7 @@ def test_the_order_of_the_inbox_does_not_change_the_bits(
 
 
 @given(Vector, st.dictionaries(st.integers(0, 5), Payload, max_size=4))
-def test_nothing_that_goes_in_is_written(own: torch.Tensor, inbox: Any) -> None:
+def test_combine_does_not_write_its_inputs(own: torch.Tensor, inbox: Any) -> None:
     before = own.clone()
     kept = {rank: coordinates(payload) for rank, payload in inbox.items()}
     weights = dict.fromkeys(inbox, 0.25)
@@ -107,7 +107,7 @@ def test_nothing_that_goes_in_is_written(own: torch.Tensor, inbox: Any) -> None:
     assert {rank: coordinates(payload) for rank, payload in inbox.items()} == kept
 
 
-def test_where_nobody_has_weight_the_own_value_stays() -> None:
+def test_own_value_stays_where_no_weight_is_present() -> None:
     own = torch.tensor([1.0, 2.0, 3.0])
     got = combine(
         own,
@@ -120,7 +120,7 @@ def test_where_nobody_has_weight_the_own_value_stays() -> None:
 
 
 @pytest.mark.parametrize("missing", ["own", "renormalize"])
-def test_weights_may_cancel(missing: Any) -> None:
+def test_cancelling_weights_are_accepted(missing: Any) -> None:
     own = torch.tensor([1.0, 2.0, 3.0])
     got = combine(
         own, {1: Part(torch.tensor([9.0]), torch.tensor([1]), 3)}, {1: -1.0}, self_weight=1.0, missing=missing
@@ -129,14 +129,14 @@ def test_weights_may_cancel(missing: Any) -> None:
 
 
 @pytest.mark.parametrize("missing", ["own", "renormalize"])
-def test_indices_outside_of_the_vector_are_refused(missing: Any) -> None:
+def test_indices_outside_the_vector_are_refused(missing: Any) -> None:
     for index in (3, -1):
         part = Part(torch.tensor([9.0]), torch.tensor([index]), 3)
         with pytest.raises(IndexError):
             combine(torch.ones(3), {1: part}, {1: 0.5}, missing=missing)
 
 
-def test_both_halves_of_a_model_are_mixed() -> None:
+def test_parameters_and_buffers_are_both_mixed() -> None:
     own = Model(torch.zeros(2), torch.ones(1))
     got = combine(own, {4: Model(torch.ones(2), torch.full((1,), 5.0))}, {4: 0.25, 5: 0.25})
     assert got.parameters.tolist() == [0.25, 0.25]
@@ -150,7 +150,7 @@ def test_weights_are_summed_exactly() -> None:
     assert own_weight({}, weights, 0.0) == 1.0
 
 
-def test_the_result_is_made_where_it_is_asked_for() -> None:
+def test_result_is_allocated_by_the_given_function() -> None:
     made = []
 
     def fresh(length: int) -> torch.Tensor:
@@ -160,6 +160,6 @@ def test_the_result_is_made_where_it_is_asked_for() -> None:
     assert combine(torch.ones(3), {}, {}, fresh=fresh) is made[0]
 
 
-def test_an_unknown_rule_for_the_missing_is_refused() -> None:
+def test_unknown_rule_for_missing_values_is_refused() -> None:
     with pytest.raises((ValueError, TypeError), match="missing"):
         combine(torch.ones(1), {}, {}, missing="drop")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Sums of many nodes at once in compiled loops, against :func:`combine`; and the threads that share them."""
+"""Sums of many nodes at once in compiled loops, against :func:`combine`, on one thread and several."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[ThreadPool]:
 
 @contextmanager
 def compiled(loops: bool = True) -> Iterator[None]:
-    """With the loops whatever the work is, or without."""
+    """Use the compiled loops for any amount of work, or never."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "_allowed", loops)
         patch.setattr(mixing, "LOADING_NS", 0.0)
@@ -40,7 +40,7 @@ def compiled(loops: bool = True) -> Iterator[None]:
 
 @st.composite
 def graphs(draw: Any) -> tuple[int, list[dict[int, float]]]:
-    """Number of rows, and for some of them (whose owners mix) weights of others: none, one or many."""
+    """Number of rows, and for each row that is mixed the weights of none, one or many other rows."""
     count = draw(st.integers(1, 12))
     mixing = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=count, unique=True))
     weights: list[dict[int, float]] = [{} for _ in range(count)]
@@ -53,12 +53,12 @@ def graphs(draw: Any) -> tuple[int, list[dict[int, float]]]:
 
 
 def bits(vector: torch.Tensor) -> list[int]:
-    """NaN has many bits, which nobody promises."""
+    """Bit patterns, with NaN normalized: its payload is unspecified."""
     return vector.nan_to_num(nan=1e30).view(torch.int32).tolist()
 
 
 def mixed(rows: Rows, sums: list[Sum], workers: ThreadPool) -> list[torch.Tensor]:
-    """The sums in new rows."""
+    """The sums, written to new rows."""
     results = [rows.fresh() for _ in sums]
     with compiled():
         assert mix_rows(sums, results, workers) == "together"
@@ -75,7 +75,7 @@ def mixed(rows: Rows, sums: list[Sum], workers: ThreadPool) -> list[torch.Tensor
     share=st.sampled_from([1, 1 << 30]),
     special=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf, 1e-42]),
 )
-def test_sums_of_rows_are_those_of_combine_to_the_bit(
+def test_sums_of_rows_have_the_bits_of_combine(
     workers: ThreadPool,
     length: int,
     graph: tuple[int, list[dict[int, float]]],
@@ -85,22 +85,22 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
     share: int,
     special: float | None,
 ) -> None:
-    count, asked = graph
+    count, mixes = graph
     rows = Rows(length)
     rng = torch.Generator().manual_seed(seed)
     held, between = [], []
     for number in range(count):
         if number < len(gaps) and gaps[number]:
-            between.append(rows.fresh())  # then they don't lie together
+            between.append(rows.fresh())  # makes the rows non-contiguous
         held.append(rows.fresh().copy_(torch.randn(length, generator=rng) * 10 ** (number % 3)))
         if special is not None:
             held[-1][torch.rand(length, generator=rng) < 0.1] = special
     free = between[::2]
-    del between[::2], free  # and results go where there is room
+    del between[::2], free  # results may fill the freed gaps
     before = [row.clone() for row in held]
     sums, expected = [], []
-    for each in asked:
-        rank, weights = int(each[-1]), {other: weight for other, weight in each.items() if other >= 0}
+    for entry in mixes:
+        rank, weights = int(entry[-1]), {other: weight for other, weight in entry.items() if other >= 0}
         inbox = {other: held[other] for other in weights}
         terms = Mix(held[rank], inbox, weights, None, "own").terms()
         assert terms is not None
@@ -120,10 +120,8 @@ def test_sums_of_rows_are_those_of_combine_to_the_bit(
 @given(
     length=st.integers(0, 200), terms=st.integers(1, 33), aligned=st.booleans(), seed=st.integers(0, 2**31)
 )
-def test_sums_that_round_twice_are_those_of_numpy_to_the_bit(
-    length: int, terms: int, aligned: bool, seed: int
-) -> None:
-    """As torch has them on machines without fused operations."""
+def test_unfused_sums_have_the_bits_of_numpy(length: int, terms: int, aligned: bool, seed: int) -> None:
+    """torch sums this way on machines without fused multiply-add."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(terms, length)).astype(np.float32)
     weights = rng.normal(size=terms).astype(np.float32)
@@ -133,18 +131,18 @@ def test_sums_that_round_twice_are_those_of_numpy_to_the_bit(
     memory = np.full(length + 16, 7, dtype=np.float32)
     start = -(memory.ctypes.data // 4) % 16 + (0 if aligned else 1)
     start %= 16
-    found = memory[start : start + length]
+    result = memory[start : start + length]
     addresses = np.array([vector.ctypes.data for vector in vectors])
     edges = np.array([0, terms])
     to = np.array([memory.ctypes.data + 4 * start])
     streamed = True if aligned else None
     mixing_kernels.add_rows(addresses, edges, weights, to, 0, length, None, streamed)
-    assert np.array_equal(found, expected)
+    assert np.array_equal(result, expected)
     assert (memory[:start] == 7).all()
     assert (memory[start + length :] == 7).all()
 
 
-def test_loops_do_as_torch_does_where_it_may_not_fuse() -> None:
+def test_loops_are_unfused_where_torch_is() -> None:
     code = """
 from gossamer.learning import mixing, mixing_kernels
 assert mixing_kernels.FUSED is None and mixing._loaded() is mixing_kernels
@@ -154,7 +152,7 @@ assert mixing_kernels.FUSED is None and mixing._loaded() is mixing_kernels
     )
 
 
-def test_loops_with_other_bits_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_with_other_bits_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     load = mixing._loaded.__wrapped__
     assert load() is mixing_kernels
     monkeypatch.setattr(mixing_kernels, "FUSED", None if mixing_kernels.FUSED else True)
@@ -167,7 +165,7 @@ def test_loops_with_other_bits_are_found_out(monkeypatch: pytest.MonkeyPatch) ->
     assert bits(result) == bits(combine(vectors[0], {1: vectors[1]}, {1: 0.25}, 0.5))
 
 
-def test_little_work_does_not_load_the_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loops_are_loaded_only_for_enough_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "_allowed", True)
     monkeypatch.setattr(mixing, "_worked", 0.0)
     sums, results, workers = [Sum([torch.ones(10)], [0.5])], [torch.empty(10)], ThreadPool(1)
@@ -179,14 +177,14 @@ def test_little_work_does_not_load_the_loops(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("missing", ["own", "renormalize"])
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 @given(length=st.integers(1, 300), share=st.floats(0, 1), seed=st.integers(0, 2**31), special=st.booleans())
-def test_parts_have_the_bits_of_torch(
+def test_mixed_parts_have_the_bits_of_torch(
     missing: Any, index: torch.dtype, length: int, share: float, seed: int, special: bool
 ) -> None:
     rng = torch.Generator().manual_seed(seed)
     own, inbox = torch.randn(length, generator=rng), {}
     for rank in range(3):
         where = torch.nonzero(torch.rand(length, generator=rng) < share).flatten()
-        if special and rank == 1:  # indices that don't ascend, of which a repeated one counts once
+        if special and rank == 1:  # descending indices; a repeated one counts once
             where = where.flip(0).repeat_interleave(2)
         values = torch.randn(len(where), generator=rng) if rank != 1 else torch.full((len(where),), 0.5)
         inbox[rank] = Part(values, where.to(index), length)
@@ -208,7 +206,7 @@ def test_columns_are_sorted_with_nan_last(count: int, columns: int, seed: int) -
     np.testing.assert_array_equal(values, expected)
 
 
-def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: ThreadPool) -> None:
+def test_weights_of_missing_peers_go_to_the_own_row(workers: ThreadPool) -> None:
     rows = Rows(100)
     own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
     weights = {1: 0.1, 2: 0.3, 5: 0.2}
@@ -218,7 +216,7 @@ def test_weights_of_the_absent_are_the_own_rows_as_in_combine(workers: ThreadPoo
     assert bits(got[0]) == bits(combine(own, {2: other}, weights))
 
 
-def test_a_vector_that_comes_twice_counts_twice(workers: ThreadPool) -> None:
+def test_vector_given_twice_counts_twice(workers: ThreadPool) -> None:
     rows = Rows(100)
     own, other = (rows.fresh().copy_(torch.randn(100)) for _ in range(2))
     weights = {1: 0.1, 2: 0.3}
@@ -229,7 +227,7 @@ def test_a_vector_that_comes_twice_counts_twice(workers: ThreadPool) -> None:
     assert bits(got[0]) == bits(combine(own, inbox, weights))
 
 
-def test_what_a_new_row_held_before_does_not_matter(workers: ThreadPool) -> None:
+def test_previous_contents_of_a_result_row_do_not_matter(workers: ThreadPool) -> None:
     rows = Rows(1024)  # no padding between rows
     vectors = [rows.fresh().copy_(torch.randn(1024)) for _ in range(3)]
     held = [rows.fresh().fill_(float("nan")) for _ in range(3)]
@@ -239,8 +237,8 @@ def test_what_a_new_row_held_before_does_not_matter(workers: ThreadPool) -> None
     assert all(torch.equal(one, vector * 2) for one, vector in zip(got, vectors, strict=True))
 
 
-def test_writing_sums_does_not_count_as_a_modification(workers: ThreadPool) -> None:
-    """A node has its row before the row is written, and notices when somebody modifies it."""
+def test_writing_sums_leaves_the_version_counter_alone(workers: ThreadPool) -> None:
+    """A node gets its row before the sum is written, and must not take the sum for an in-place write."""
     rows = Rows(100)
     vectors = [rows.fresh().copy_(torch.randn(100)) for _ in range(2)]
     result = rows.fresh()
@@ -281,7 +279,7 @@ def test_sums_on_a_gpu_have_the_bits_of_combine(
 
 
 @needs_gpu
-def test_sums_on_a_gpu_that_are_not_finite_are_not_noted_as_such(workers: ThreadPool) -> None:
+def test_non_finite_sums_on_a_gpu_are_not_marked_finite(workers: ThreadPool) -> None:
     rows = Rows(3000, "cuda")
     vectors = [torch.full_like(rows.fresh(), value) for value in (1.0, 3e38, float("inf"))]
     vectors.append(vectors[0].index_fill(0, torch.tensor([2999], device="cuda"), float("nan")))

@@ -25,7 +25,7 @@ from gossamer.learning.optimizer import (
 
 SIZE, STEPS = 17, 20
 AHEAD = (0, 3, 11)
-"""Steps that each row of a stack has taken before the rows are stacked."""
+"""Steps that each row has taken before the rows are stacked."""
 
 CASES: list[tuple[Optimizer, dict[str, Any]]] = [
     (SGD(lr=0.1), {}),
@@ -102,7 +102,7 @@ every_case = pytest.mark.parametrize(("optimizer", "options"), CASES, ids=IDS)
 
 
 def torchs(name: str) -> Any:
-    """torch's class of an optimizer's name."""
+    """torch's optimizer class of this name."""
     return {key.lower(): value for key, value in vars(torch.optim).items()}[name]
 
 
@@ -113,7 +113,7 @@ def gradients(seed: int, steps: int = STEPS) -> torch.Tensor:
 def reference(
     optimizer: Optimizer, options: dict[str, Any], start: torch.Tensor, steps: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """What torch's optimizer makes of the start: the parameters and its state."""
+    """Parameters and state after steps of torch's optimizer."""
     parameter = torch.nn.Parameter(start.clone())
     other = torchs(optimizer.name_of())([parameter], lr=optimizer.lr, **options)
     for gradient in steps:
@@ -130,27 +130,26 @@ def walk(optimizer: Optimizer, parameters: torch.Tensor, state: State, steps: to
 def stacked(
     optimizer: Optimizer, ahead: tuple[int, ...] = AHEAD
 ) -> tuple[torch.Tensor, State, torch.Tensor, list[torch.Tensor]]:
-    """Rows that have taken different numbers of steps: parameters, state, starts, and all gradients of each row."""
+    """Parameters, state, starts and gradients of rows that have taken different numbers of steps."""
     starts = torch.linspace(-1, 1, SIZE) * torch.tensor([[1.0], [2.0], [-0.5]])
     rows, states = list(starts.clone()), [optimizer.init(start) for start in starts]
     steps = [gradients(node, more + STEPS) for node, more in enumerate(ahead)]
     for row, state, taken, more in zip(rows, states, steps, ahead, strict=True):
         walk(optimizer, row, state, taken[:more])
-    # States stack from single ones, as the trainers stack them.
+    # Trainers stack single states like this.
     state = {name: torch.stack([single[name] for single in states]) for name in states[0]}
     return torch.stack(rows), state, starts, steps
 
 
-def test_every_optimizer_of_torch_is_there_that_works_elementwise() -> None:
-    """And there are no others."""
+def test_optimizers_are_the_elementwise_ones_of_torch() -> None:
     others = {"lbfgs", "sparseadam", "adafactor", "muon", "optimizer"}
-    found = {key.lower() for key, value in vars(torch.optim).items() if isinstance(value, type)}
-    assert set(names("optimizer")) == found - others == {case[0].name_of() for case in CASES}
+    available = {key.lower() for key, value in vars(torch.optim).items() if isinstance(value, type)}
+    assert set(names("optimizer")) == available - others == {case[0].name_of() for case in CASES}
 
 
 @pytest.mark.parametrize("name", sorted(names("optimizer")))
-def test_defaults_are_those_of_torch(name: str) -> None:
-    """All but the learning rate, which has none."""
+def test_defaults_match_torch(name: str) -> None:
+    """The learning rate has no default."""
     theirs = torchs(name)([torch.nn.Parameter(torch.zeros(1))]).defaults
     renamed = {
         "betas": ("beta1", "beta2"),
@@ -162,14 +161,14 @@ def test_defaults_are_those_of_torch(name: str) -> None:
     fields = names("optimizer")[name].model_fields
     shared = fields.keys() - Optimizer.model_fields.keys()
     assert {key: fields[key].default for key in shared} == {key: theirs[key] for key in shared}
-    here_not = {"lr", "maximize", "foreach", "differentiable", "capturable", "fused"}
-    assert theirs.keys() - shared - here_not <= (
+    unsupported = {"lr", "maximize", "foreach", "differentiable", "capturable", "fused"}
+    assert theirs.keys() - shared - unsupported <= (
         {"decoupled_weight_decay"} if name.startswith("adam") else set()
     )
 
 
 @every_case
-def test_steps_are_those_of_torch(optimizer: Optimizer, options: dict[str, Any]) -> None:
+def test_steps_match_torch(optimizer: Optimizer, options: dict[str, Any]) -> None:
     start = torch.linspace(-1, 1, SIZE)
     parameters = start.clone()
     walk(optimizer, parameters, optimizer.init(parameters), gradients(0))
@@ -179,7 +178,7 @@ def test_steps_are_those_of_torch(optimizer: Optimizer, options: dict[str, Any])
 
 
 @every_case
-def test_a_stack_of_nodes_is_each_node_by_itself(optimizer: Optimizer, options: dict[str, Any]) -> None:
+def test_stacked_nodes_step_like_single_ones(optimizer: Optimizer, options: dict[str, Any]) -> None:
     parameters, state, starts, steps = stacked(optimizer)
     walk(optimizer, parameters, state, torch.stack([row[-STEPS:] for row in steps], dim=1))
     for node, row in enumerate(parameters):
@@ -188,7 +187,7 @@ def test_a_stack_of_nodes_is_each_node_by_itself(optimizer: Optimizer, options: 
 
 
 @every_case
-def test_state_has_the_shapes_that_it_may_have(optimizer: Optimizer, options: dict[str, Any]) -> None:
+def test_state_has_one_vector_or_one_value_per_node(optimizer: Optimizer, options: dict[str, Any]) -> None:
     single, stack = optimizer.init(torch.ones(SIZE)), optimizer.init(torch.ones(3, SIZE))
     assert single.keys() == stack.keys()
     for name, value in single.items():
@@ -197,7 +196,7 @@ def test_state_has_the_shapes_that_it_may_have(optimizer: Optimizer, options: di
         assert torch.equal(stack[name], value.expand(3, -1)), name
 
 
-def test_the_average_of_asgd_is_that_of_torch() -> None:
+def test_asgd_average_matches_torch() -> None:
     optimizer, options = ASGD(lr=0.1, lambd=0.3, t0=5), {"lambd": 0.3, "t0": 5}
     parameters, state, starts, steps = stacked(optimizer)
     walk(optimizer, parameters, state, torch.stack([row[-STEPS:] for row in steps], dim=1))
@@ -207,15 +206,15 @@ def test_the_average_of_asgd_is_that_of_torch() -> None:
         assert (average - last).abs().max() > 0.01
 
 
-def test_the_learning_rate_is_that_of_the_call() -> None:
+def test_step_uses_the_learning_rate_of_the_call() -> None:
     parameters = torch.zeros(2)
     SGD(lr=0.1).step(parameters, torch.ones(2), {}, 0.5)
     assert parameters.tolist() == [-0.5, -0.5]
 
 
 @pytest.mark.parametrize("optimizer", [SGD(lr=1.0), Adam(lr=0.1), ASGD(lr=1.0)], ids=str)
-def test_a_learning_rate_of_zero_stands_still(optimizer: Optimizer) -> None:
-    """As a schedule may end with."""
+def test_zero_learning_rate_changes_nothing(optimizer: Optimizer) -> None:
+    """Schedules may end with a rate of zero."""
     parameters = torch.ones(SIZE)
     optimizer.step(parameters, torch.ones(SIZE), optimizer.init(parameters), 0.0)
     assert torch.equal(parameters, torch.ones(SIZE))
@@ -225,7 +224,7 @@ def test_a_learning_rate_of_zero_stands_still(optimizer: Optimizer) -> None:
 
 
 def clipped(gradient: torch.Tensor, value: float | None, norm: float | None) -> torch.Tensor:
-    """What torch's functions make of a gradient that is spread over two parameters."""
+    """The gradient, spread over two parameters, as torch's functions clip it."""
     parameters = [torch.nn.Parameter(torch.zeros(5)), torch.nn.Parameter(torch.zeros(SIZE - 5))]
     for parameter, part in zip(parameters, gradient.split([5, SIZE - 5]), strict=True):
         parameter.grad = part.clone()
@@ -237,9 +236,9 @@ def clipped(gradient: torch.Tensor, value: float | None, norm: float | None) -> 
 
 
 @pytest.mark.parametrize(("value", "norm"), [(0.5, None), (None, 1.5), (0.5, 1.5), (100.0, 1000.0)])
-def test_gradients_are_clipped_as_by_torch(value: float | None, norm: float | None) -> None:
+def test_gradient_clipping_matches_torch(value: float | None, norm: float | None) -> None:
     optimizer = SGD(lr=1.0, clip_value=value, clip_norm=norm)
-    steps = gradients(1, 3) * torch.tensor([[0.01], [1.0], [10.0]])  # the first is within any of the bounds
+    steps = gradients(1, 3) * torch.tensor([[0.01], [1.0], [10.0]])  # the first is within all bounds
     expected = torch.stack([clipped(row, value, norm) for row in steps])
     stack = torch.zeros(3, SIZE)
     optimizer.step(stack, steps.clone(), {}, 1.0)
@@ -251,8 +250,8 @@ def test_gradients_are_clipped_as_by_torch(value: float | None, norm: float | No
 
 
 @pytest.mark.parametrize("name", sorted(names("optimizer")))
-def test_every_optimizer_clips_before_it_decays(name: str) -> None:
-    """Weight decay is no part of what is clipped."""
+def test_optimizers_clip_before_weight_decay(name: str) -> None:
+    """Weight decay is added after clipping."""
     options = {} if name == "rprop" else {"weight_decay": 0.1}
     plain = build("optimizer", {"name": name, "lr": 0.1, **options})
     clipping = build("optimizer", {"name": name, "lr": 0.1, "clip_value": 0.3, "clip_norm": 1.0, **options})
@@ -266,11 +265,11 @@ def test_every_optimizer_clips_before_it_decays(name: str) -> None:
     torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
 
 
-# --- what is refused ---
+# --- invalid settings ---
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "problem"),
     [
         ({"name": "sgd", "clip_norm": 0}, "optimizer.clip_norm: got 0; accepted: greater than 0"),
         ({"name": "adam", "clip_value": -1}, "optimizer.clip_value: got -1; accepted: greater than 0"),
@@ -291,7 +290,7 @@ def test_every_optimizer_clips_before_it_decays(name: str) -> None:
         ),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_settings_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput) as failure:
         build("optimizer", {"lr": 0.1, **fields})
-    assert failure.value.problems == (said,)
+    assert failure.value.problems == (problem,)

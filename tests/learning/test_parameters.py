@@ -26,11 +26,11 @@ def fresh(name: str, seed: int = 3) -> nn.Module:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_flat_vector_is_the_parameters_in_their_order(name: str) -> None:
+def test_flat_vector_holds_the_parameters_in_order(name: str) -> None:
     module = fresh(name)
     layout = Layout.of(module)
     flat = flatten(module)
-    trained = [(known, each) for known, each in module.named_parameters() if each.requires_grad]
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
     assert layout.size == sum(parameter.numel() for _, parameter in trained)
     for field, (known, parameter) in zip(layout.parameters, trained, strict=True):
         assert (field.name, field.shape) == (known, tuple(parameter.shape))
@@ -41,7 +41,7 @@ def test_the_flat_vector_is_the_parameters_in_their_order(name: str) -> None:
 
 
 def called(module: nn.Module, model: Model, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A module's outputs at flat vectors, and the buffers after it."""
+    """A module's outputs with the values of flat vectors, and its buffers afterwards."""
     flat = FlatModule(module)
     flat.load(model)
     outputs = flat.module(images)
@@ -49,7 +49,7 @@ def called(module: nn.Module, model: Model, images: torch.Tensor) -> tuple[torch
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_flat_vectors_are_the_module(name: str) -> None:
+def test_module_loaded_from_flat_vectors_gives_the_same_outputs(name: str) -> None:
     module, images = fresh(name).eval(), torch.randn(5, 1, 8, 8)
     model = flatten(module)
     outputs, buffers = called(bare_module(MODELS[name]).eval(), model, images)
@@ -58,7 +58,7 @@ def test_flat_vectors_are_the_module(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_forward_pass_writes_into_buffers_comes_back(name: str) -> None:
+def test_buffers_written_by_a_forward_pass_are_returned(name: str) -> None:
     module, images = fresh(name).train(), torch.randn(5, 1, 8, 8)
     model = flatten(module)
     before = model.buffers.clone()
@@ -68,7 +68,7 @@ def test_what_a_forward_pass_writes_into_buffers_comes_back(name: str) -> None:
     assert torch.equal(model.buffers, before)
 
 
-def test_integer_buffers_stay_integers_and_round_a_mean() -> None:
+def test_integer_buffers_stay_integers_and_are_rounded() -> None:
     module = nn.BatchNorm1d(1)
     flat = FlatModule(module)
     flat.load(Model(torch.zeros(2), torch.tensor([0.25, 1.5, 6.75])))
@@ -79,7 +79,7 @@ def test_integer_buffers_stay_integers_and_round_a_mean() -> None:
     assert stacked["num_batches_tracked"].tolist() == [7, 2]
 
 
-def test_initial_models_are_keyed_and_disturb_nobody() -> None:
+def test_initial_models_are_keyed_and_leave_the_generator_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     one, same, other = (initial_model(MODELS["mlp"], seed) for seed in (1, 1, 2))
@@ -89,7 +89,7 @@ def test_initial_models_are_keyed_and_disturb_nobody() -> None:
     assert not torch.equal(one.parameters, other.parameters)
 
 
-def test_a_field_is_a_view_also_of_a_stack_and_also_where_it_is_a_scalar() -> None:
+def test_field_is_a_view_of_vectors_and_of_stacks() -> None:
     vector = torch.arange(7.0)
     field, scalar = Field("a", 1, (2, 2)), Field("b", 6, ())
     assert (field.stop, scalar.stop) == (5, 7)
@@ -101,7 +101,7 @@ def test_a_field_is_a_view_also_of_a_stack_and_also_where_it_is_a_scalar() -> No
     assert scalar.of(stack).tolist() == [6.0, 16.0]
 
 
-def test_what_can_not_be_flattened_is_refused() -> None:
+def test_unsupported_modules_are_refused() -> None:
     with pytest.raises(
         BadInput, match=r"task\.model: parameter 'weight' is torch\.float64; accepted: torch\.float32"
     ):
@@ -114,7 +114,7 @@ def test_what_can_not_be_flattened_is_refused() -> None:
 
 
 class Constants(nn.Module):
-    """A tied frozen weight, a frozen recurrent layer, one in half precision, a constant, and a buffer."""
+    """A tied frozen weight, a frozen LSTM, a half-precision parameter, a constant and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Constants(nn.Module):
         return outputs
 
 
-def test_modules_share_what_is_frozen_or_constant() -> None:
+def test_modules_share_frozen_parameters_and_constants() -> None:
     make = SharedConstants(Constants, 7)
     one, other = make(), make()
     assert isinstance(one, Constants)

@@ -27,7 +27,7 @@ def test_rows_are_aligned_and_do_not_overlap(length: int, count: int) -> None:
     assert rows.rows >= count
 
 
-def test_a_row_is_free_again_when_nothing_refers_to_it() -> None:
+def test_unreferenced_row_is_free_again() -> None:
     rows = Rows(5)
     for _ in range(50):
         rows.fresh()
@@ -36,7 +36,7 @@ def test_a_row_is_free_again_when_nothing_refers_to_it() -> None:
 
 
 @pytest.mark.parametrize("hold", [lambda row: row[3:5], lambda row: row.view(2, 5), lambda row: row.detach()])
-def test_a_slice_or_view_keeps_its_row(hold: object) -> None:
+def test_slice_or_view_keeps_its_row(hold: object) -> None:
     rows = Rows(10)
     row = rows.fresh().fill_(7.0)
     part = hold(row)  # type: ignore[operator]
@@ -51,14 +51,14 @@ def test_a_slice_or_view_keeps_its_row(hold: object) -> None:
     assert rows.rows == 2
 
 
-def test_a_gradient_or_numpy_view_keeps_its_row() -> None:
+def test_numpy_view_keeps_its_row() -> None:
     rows = Rows(4)
     array = rows.fresh().fill_(3.0).numpy()
     rows.fresh().fill_(1.0)
     assert array.tolist() == [3.0] * 4
 
 
-def test_storing_copies_what_is_not_a_row_and_keeps_what_is() -> None:
+def test_store_copies_vectors_but_not_rows() -> None:
     rows = Rows(3)
     vector = torch.tensor([1.0, 2.0, 3.0])
     stored = rows.store(vector)
@@ -70,13 +70,13 @@ def test_storing_copies_what_is_not_a_row_and_keeps_what_is() -> None:
     assert not rows.owns(torch.empty(0))
 
 
-def test_another_pools_row_is_not_owned() -> None:
+def test_row_of_another_store_is_not_owned() -> None:
     assert not Rows(3).owns(Rows(3).fresh())
 
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 5), max_size=40))
-def test_peak_is_the_most_that_were_taken_at_once(steps: list[int]) -> None:
+def test_peak_is_the_largest_number_of_rows_in_use(steps: list[int]) -> None:
     rows = Rows(2)
     held: dict[int, torch.Tensor] = {}
     peak = 0
@@ -88,10 +88,10 @@ def test_peak_is_the_most_that_were_taken_at_once(steps: list[int]) -> None:
         peak = max(peak, len(held))
         assert all(float(row[0]) == key for key, row in held.items())
     assert rows.peak == peak
-    assert rows.rows == peak  # none is made while one is free
+    assert rows.rows == peak  # no row is allocated while one is free
 
 
-def test_only_a_whole_row_is_one() -> None:
+def test_only_a_whole_row_counts_as_a_row() -> None:
     rows = Rows(5)
     row = rows.fresh()
     assert rows.is_row(row)
@@ -99,25 +99,25 @@ def test_only_a_whole_row_is_one() -> None:
     assert not rows.is_row(torch.zeros(5))
 
 
-def test_freed_rows_are_taken_again_lowest_first() -> None:
+def test_freed_rows_are_reused_lowest_first() -> None:
     rows = Rows(5)
     held = [rows.fresh() for _ in range(6)]
-    places = [row.data_ptr() for row in held]
+    addresses = [row.data_ptr() for row in held]
     del held[1:4]
     again = [rows.fresh() for _ in range(3)]
-    assert [row.data_ptr() for row in again] == places[1:4]
+    assert [row.data_ptr() for row in again] == addresses[1:4]
 
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_threads_never_get_the_same_row(traced: bool) -> None:
-    """Whoever takes a row marks it as its own, and finds its mark again however the others go on."""
+    """Each thread marks the rows it takes, and its marks last whatever the other threads do."""
     rows = Rows(16)
     wrong: list[str] = []
 
     def trace(frame: FrameType, event: str, _: object) -> object:
         if not frame.f_code.co_filename.endswith("rows.py"):
             return None
-        time.sleep(0)  # between any two lines of the store, another thread may go on
+        time.sleep(0)  # lets another thread run between any two lines of the store
         return trace
 
     def live(name: int) -> None:
@@ -132,7 +132,7 @@ def test_threads_never_get_the_same_row(traced: bool) -> None:
                     if not bool((row == mark).all()):
                         wrong.append(f"thread {name}, step {step}: {row[0]} for {mark}")
                         return
-        except Exception as error:  # noqa: BLE001 - whatever it is, the test is told
+        except Exception as error:  # noqa: BLE001 - any error fails the test
             wrong.append(f"thread {name}: {error!r}")
 
     before = sys.getswitchinterval()
@@ -152,7 +152,7 @@ def test_threads_never_get_the_same_row(traced: bool) -> None:
     assert rows.peak <= rows.rows
 
 
-def test_a_stack_is_a_copy_with_rows_as_far_apart_as_in_the_store() -> None:
+def test_stack_is_a_copy_with_the_stride_of_the_store() -> None:
     rows = Rows(5)
     held = [rows.fresh().fill_(float(k)) for k in range(4)]
     stack = rows.stack([held[3], held[0], torch.full((5,), 9.0)])
@@ -161,8 +161,8 @@ def test_a_stack_is_a_copy_with_rows_as_far_apart_as_in_the_store() -> None:
     assert stack.data_ptr() % ALIGNMENT == 0
 
 
-def test_rows_on_another_device_are_shared_and_other_vectors_copied() -> None:
-    rows = Rows(5, "meta")  # stands for a GPU: it has no memory of the CPU's
+def test_store_on_another_device_copies_vectors_but_not_rows() -> None:
+    rows = Rows(5, "meta")  # stands in for a GPU, whose memory is not the CPU's
     row, other = rows.fresh(), torch.empty(5, device="meta")
     assert rows.owns(row)
     assert rows.store(row) is row
@@ -172,8 +172,8 @@ def test_rows_on_another_device_are_shared_and_other_vectors_copied() -> None:
     assert rows.owns(stored)
 
 
-def test_off_the_cpu_only_contiguous_vectors_are_rows() -> None:
-    """A kernel reads rows from their addresses."""
+def test_only_contiguous_vectors_are_rows_off_the_cpu() -> None:
+    """A kernel reads rows by their addresses."""
     rows, matrix = Rows(8, "meta"), torch.empty(8, 8, device="meta")
     assert rows.is_row(matrix[0])
     assert not rows.is_row(matrix[:, 0])

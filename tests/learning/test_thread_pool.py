@@ -21,7 +21,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[ThreadPool]:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 100), max_size=30))
-def test_results_are_in_the_order_of_the_items(workers: ThreadPool, items: list[int]) -> None:
+def test_map_returns_results_in_the_order_of_the_items(workers: ThreadPool, items: list[int]) -> None:
     def square(item: int) -> int:
         time.sleep(0.0001 * (item % 3))
         return item * item
@@ -29,15 +29,15 @@ def test_results_are_in_the_order_of_the_items(workers: ThreadPool, items: list[
     assert workers.map(square, iter(items)) == [item * item for item in items]
 
 
-def test_an_exception_is_raised_when_all_have_ended_and_the_next_map_works(workers: ThreadPool) -> None:
-    under_way, most = set(), 0
+def test_exception_is_raised_after_all_items_have_ended(workers: ThreadPool) -> None:
+    running, peak = set(), 0
     lock = threading.Lock()
 
     def work(item: int) -> int:
-        nonlocal most
+        nonlocal peak
         with lock:
-            under_way.add(item)
-            most = max(most, len(under_way))
+            running.add(item)
+            peak = max(peak, len(running))
         try:
             time.sleep(0.002)
             if item == 7:
@@ -45,17 +45,17 @@ def test_an_exception_is_raised_when_all_have_ended_and_the_next_map_works(worke
             return -item
         finally:
             with lock:
-                under_way.discard(item)
+                running.discard(item)
 
     for _ in range(3):
         with pytest.raises(KeyError, match="seven"):
             workers.map(work, range(20))
-        assert not under_way
+        assert not running
         assert workers.map(work, range(7)) == [-item for item in range(7)]
-    assert most <= workers.count
+    assert peak <= workers.count
 
 
-def test_every_item_that_raises_is_survived(workers: ThreadPool) -> None:
+def test_pool_works_after_every_item_has_failed(workers: ThreadPool) -> None:
     def fail(item: int) -> int:
         raise ValueError(item)
 
@@ -65,7 +65,7 @@ def test_every_item_that_raises_is_survived(workers: ThreadPool) -> None:
     assert workers.map(abs, [-1, 2, -3]) == [1, 2, 3]
 
 
-def test_each_thread_has_its_own(workers: ThreadPool) -> None:
+def test_each_thread_has_its_own_object(workers: ThreadPool) -> None:
     def make() -> list[int]:
         return []
 
@@ -73,7 +73,7 @@ def test_each_thread_has_its_own(workers: ThreadPool) -> None:
         mine = workers.own(make)
         mine.append(item)
         time.sleep(0.001)
-        assert mine[-1] == item  # nobody else writes here
+        assert mine[-1] == item  # no other thread writes this list
         return threading.get_ident(), id(mine)
 
     pairs = set(workers.map(note, range(30)))
@@ -83,22 +83,22 @@ def test_each_thread_has_its_own(workers: ThreadPool) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("items", [1, 50])
-def test_who_asked_is_called_between_its_own_items(count: int, items: int) -> None:
+def test_between_is_called_in_the_calling_thread_after_its_items(count: int, items: int) -> None:
     called: list[int] = []
     shared = ThreadPool(count, between=lambda: called.append(threading.get_ident()))
-    by = shared.map(lambda _: threading.get_ident(), range(items))
+    threads = shared.map(lambda _: threading.get_ident(), range(items))
     mine = threading.get_ident()
-    assert called == [mine] * by.count(mine)
+    assert called == [mine] * threads.count(mine)
     assert count > 1 or len(called) == items
     shared.close()
 
 
-def test_closed_workers_can_be_used_again(workers: ThreadPool) -> None:
+def test_closed_pool_can_be_used_again(workers: ThreadPool) -> None:
     for _ in range(2):
         assert workers.map(abs, range(5)) == list(range(5))
         workers.close()
         workers.close()
 
 
-def test_there_is_one_a_core_by_default() -> None:
+def test_default_is_one_thread_per_core() -> None:
     assert ThreadPool().count == cores() >= 1

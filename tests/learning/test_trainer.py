@@ -36,7 +36,7 @@ def trainer(kind: type[Trainer], task: Task, optimizer: Optimizer = MOMENTUM) ->
 
 
 def jobs(task: Task, optimizer: Optimizer, shapes: Sequence[tuple[int, int, float]]) -> list[TrainJob]:
-    """One job a node, of (steps, batch size, learning rate)."""
+    """One job per node, from (steps, batch size, learning rate)."""
     rng = torch.Generator().manual_seed(5)
     made = []
     for node, (steps, batch, lr) in enumerate(shapes):
@@ -56,31 +56,31 @@ def assert_close(one: TrainResult, other: TrainResult) -> None:
 
 
 @pytest.mark.parametrize("model", SMOOTH)
-def test_both_trainers_compute_the_same(model: str) -> None:
-    """Also where one call has several numbers of steps, batch sizes and learning rates."""
+def test_trainers_agree(model: str) -> None:
+    """One call has several numbers of steps, batch sizes and learning rates."""
     task = images(model)
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1), (2, 6, 0.1), (2, 4, 0.1), (1, 6, 0.1), (2, 6, 0.02)])
-    one, other = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    work = jobs(task, MOMENTUM, [(2, 6, 0.1), (2, 6, 0.1), (2, 4, 0.1), (1, 6, 0.1), (2, 6, 0.02)])
+    one, other = (trainer(kind, task).train(work) for kind in (SequentialTrainer, BatchedTrainer))
     for first, second in zip(one, other, strict=True):
         assert_close(first, second)
 
 
-def test_both_trainers_compute_the_same_with_adam() -> None:
+def test_trainers_agree_with_adam() -> None:
     task, optimizer = images("mlp"), Adam(lr=0.01)
-    asked = jobs(task, optimizer, [(3, 6, 0.01)] * 3)
-    one, other = (trainer(kind, task, optimizer).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    work = jobs(task, optimizer, [(3, 6, 0.01)] * 3)
+    one, other = (trainer(kind, task, optimizer).train(work) for kind in (SequentialTrainer, BatchedTrainer))
     for first, second in zip(one, other, strict=True):
         assert_close(first, second)
 
 
 @pytest.mark.parametrize("model", SMOOTH)
-def test_both_trainers_have_the_same_gradients(model: str) -> None:
+def test_trainers_agree_on_gradients(model: str) -> None:
     task = images(model)
-    asked = [
+    work = [
         GradientJob(start(task, node), torch.arange(node, node + size), node)
         for node, size in enumerate((6, 6, 4, 6))
     ]
-    one, other = (trainer(kind, task).gradient(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    one, other = (trainer(kind, task).gradient(work) for kind in (SequentialTrainer, BatchedTrainer))
     for first, second in zip(one, other, strict=True):
         torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
         assert first.abs().max() > 1e-3
@@ -88,10 +88,10 @@ def test_both_trainers_have_the_same_gradients(model: str) -> None:
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("model", ["mlp", "batch norm"])
-def test_a_step_is_the_one_that_torch_takes(kind: type[Trainer], model: str) -> None:
+def test_steps_match_torch(kind: type[Trainer], model: str) -> None:
     task = images(model)
-    (job,) = asked = jobs(task, MOMENTUM, [(3, 6, 0.1)])
-    (result,) = trainer(kind, task).train(asked)
+    (job,) = work = jobs(task, MOMENTUM, [(3, 6, 0.1)])
+    (result,) = trainer(kind, task).train(work)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         module = task.model()
@@ -112,32 +112,32 @@ def test_a_step_is_the_one_that_torch_takes(kind: type[Trainer], model: str) -> 
 
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
-def test_a_trainer_leaves_its_jobs_alone(kind: type[Trainer]) -> None:
+def test_trainer_does_not_change_its_jobs(kind: type[Trainer]) -> None:
     task = images("batch norm")
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 2)
-    before = [[tensor.clone() for tensor in (*job.start, *job.state.values(), *job.batches)] for job in asked]
-    trainer(kind, task).train(asked)
-    after = [[*job.start, *job.state.values(), *job.batches] for job in asked]
+    work = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 2)
+    before = [[tensor.clone() for tensor in (*job.start, *job.state.values(), *job.batches)] for job in work]
+    trainer(kind, task).train(work)
+    after = [[*job.start, *job.state.values(), *job.batches] for job in work]
     for one, other in zip(before, after, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("model", [*SMOOTH, "dropout"])
-def test_the_sequential_trainer_repeats_its_bits_whatever_else_it_did(model: str) -> None:
+def test_sequential_trainer_is_reproducible_after_other_work(model: str) -> None:
     task = images(model)
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
-    first = trainer(SequentialTrainer, task).train(asked)
+    work = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
+    first = trainer(SequentialTrainer, task).train(work)
     used = trainer(SequentialTrainer, task)
     used.gradient([GradientJob(start(task, 9), torch.arange(3), 9)])
-    again = [used.train([job])[0] for job in reversed(asked)][::-1]
+    again = [used.train([job])[0] for job in reversed(work)][::-1]
     for one, other in zip(first, again, strict=True):
         assert torch.equal(one.model.parameters, other.model.parameters)
         assert torch.equal(one.model.buffers, other.model.buffers)
         assert one.loss == other.loss
 
 
-def test_workers_that_share_jobs_make_no_module() -> None:
-    """Making one moves torch's generator for a while, which would look like a step that draws: then one worker works."""
+def test_worker_threads_make_no_modules() -> None:
+    """Making one moves torch's generator, which looks like a step that draws and would leave one worker."""
     task, makers = images("mlp"), set()
 
     def make() -> nn.Module:
@@ -155,7 +155,7 @@ def test_workers_that_share_jobs_make_no_module() -> None:
     assert not shared._draws
 
 
-def test_dropout_is_drawn_by_the_jobs_seed() -> None:
+def test_dropout_is_drawn_from_the_seed_of_the_job() -> None:
     task = images("dropout")
     (job,) = jobs(task, SGD(lr=0.1), [(1, 6, 0.1)])
     sequential = trainer(SequentialTrainer, task, SGD(lr=0.1))
@@ -168,61 +168,61 @@ def test_dropout_is_drawn_by_the_jobs_seed() -> None:
 
 def test_jobs_without_steps_do_not_hide_dropout() -> None:
     task = images("dropout")
-    asked = jobs(task, SGD(lr=0.1), [(0, 6, 0.1), (0, 6, 0.1), (2, 6, 0.1), (0, 6, 0.1), (2, 6, 0.1)])
+    work = jobs(task, SGD(lr=0.1), [(0, 6, 0.1), (0, 6, 0.1), (2, 6, 0.1), (0, 6, 0.1), (2, 6, 0.1)])
     rows = Rows(start(task, 0).parameters.numel())
     workers = ThreadPool(2)
-    results = SequentialTrainer(task, SGD(lr=0.1), rows, workers).train(asked)
+    results = SequentialTrainer(task, SGD(lr=0.1), rows, workers).train(work)
     workers.close()
-    for job, result in zip(asked, results, strict=True):
+    for job, result in zip(work, results, strict=True):
         [alone] = trainer(SequentialTrainer, task, SGD(lr=0.1)).train([job])
         assert torch.equal(result.model.parameters, alone.model.parameters)
 
 
-def test_a_model_that_begins_with_a_group_norm_is_trained() -> None:
+def test_model_starting_with_a_group_norm_is_trained() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.GroupNorm(3, 3), nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 4))
 
     rng = torch.Generator().manual_seed(3)
     inputs, targets = torch.randn(60, 3, 8, 8, generator=rng), torch.randint(4, (60,), generator=rng)
     task = Task(model, (inputs, targets), (inputs, targets), nn.CrossEntropyLoss())
-    # (With its inputs in the layout channels_last, torch crashes.)
+    # torch crashes if the inputs have the layout channels_last.
     [result] = trainer(SequentialTrainer, task).train(jobs(task, MOMENTUM, [(2, 6, 0.1)])[:1])
     assert result.model.parameters.isfinite().all()
 
 
 @pytest.mark.parametrize("model", ["mlp", "dropout"])
-def test_the_workers_owner_is_called_between_jobs_also_where_they_draw(model: str) -> None:
+def test_between_is_called_after_each_job(model: str) -> None:
     task, optimizer = images(model), SGD(lr=0.1)
     calls: list[None] = []
     workers = ThreadPool(1, between=lambda: calls.append(None))
     rows = Rows(start(task, 0).parameters.numel())
     SequentialTrainer(task, optimizer, rows, workers=workers).train(jobs(task, optimizer, [(1, 6, 0.1)] * 5))
-    assert len(calls) == {"mlp": 5, "dropout": 10}[model]  # jobs that draw are done twice at first
+    assert len(calls) == {"mlp": 5, "dropout": 10}[model]  # jobs that draw run twice at first
 
 
-def test_the_batched_trainer_refuses_dropout() -> None:
+def test_batched_trainer_refuses_dropout() -> None:
     task = images("dropout")
     with pytest.raises(BadInput, match=r"engine\.trainer: 'batched' can't .*dropout.*; accepted: sequential"):
         trainer(BatchedTrainer, task)
 
 
-def test_dropout_that_drops_nothing_is_batched() -> None:
+def test_dropout_of_rate_zero_is_batched() -> None:
     def model() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 4))
 
     task = replace(images("logistic"), model=model)
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
-    one, other = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    work = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
+    one, other = (trainer(kind, task).train(work) for kind in (SequentialTrainer, BatchedTrainer))
     for first, second in zip(one, other, strict=True):
         assert_close(first, second)
 
 
 def test_results_keep_the_order_of_the_jobs() -> None:
     task = images("logistic")
-    asked = jobs(task, SGD(lr=0.1), [(1, size, 0.0) for size in (3, 4, 3, 5, 4)])
+    work = jobs(task, SGD(lr=0.1), [(1, size, 0.0) for size in (3, 4, 3, 5, 4)])
     for kind in (SequentialTrainer, BatchedTrainer):
-        results: list[Any] = trainer(kind, task, SGD(lr=0.1)).train(asked)
-        for job, result in zip(asked, results, strict=True):
+        results: list[Any] = trainer(kind, task, SGD(lr=0.1)).train(work)
+        for job, result in zip(work, results, strict=True):
             assert torch.equal(result.model.parameters, job.start.parameters)  # a learning rate of zero
 
 
@@ -237,21 +237,19 @@ FROZEN_OPTIMIZERS = [
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("optimizer", FROZEN_OPTIMIZERS, ids=str)
-def test_frozen_parameters_are_those_of_the_module_and_the_others_train_as_torch_trains_them(
-    optimizer: Optimizer, kind: type[Trainer]
-) -> None:
+def test_training_with_frozen_parameters_matches_torch(optimizer: Optimizer, kind: type[Trainer]) -> None:
     task = images("frozen")
-    asked = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
+    work = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
     names = {"SGD": torch.optim.SGD, "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}
     known = inspect.signature(names[type(optimizer).__name__]).parameters
     options = {name: value for name, value in optimizer if name in known and name != "lr"}
     built = trainer(kind, task, optimizer)
     assert [field.name for field in built.layout.parameters] == ["3.weight"]
-    for job, result in zip(asked, built.train(asked), strict=True):
+    for job, result in zip(work, built.train(work), strict=True):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
             module = task.model()
-        before = {name: each.detach().clone() for name, each in module.named_parameters()}
+        before = {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
         reference = names[type(optimizer).__name__](module.parameters(), lr=0.1, **options)
         for batch in job.batches:
             reference.zero_grad()
@@ -259,12 +257,13 @@ def test_frozen_parameters_are_those_of_the_module_and_the_others_train_as_torch
             reference.step()
         expected = module[3].weight.detach().flatten()  # type: ignore[index,union-attr,operator]
         torch.testing.assert_close(result.model.parameters, expected, rtol=1e-5, atol=1e-5)
-        assert all(torch.equal(each, before[n]) == (n != "3.weight") for n, each in module.named_parameters())
+        for name, parameter in module.named_parameters():
+            assert torch.equal(parameter, before[name]) == (name != "3.weight")
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """torch's threads in this thread, as the engine sets them and as workers have."""
+    """One torch thread in this thread, as in the engine and its workers."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -274,21 +273,21 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("model", [*SMOOTH, "dropout"])
-def test_the_number_of_workers_changes_no_bit(kind: type[Trainer], model: str) -> None:
+def test_bits_do_not_depend_on_the_number_of_workers(kind: type[Trainer], model: str) -> None:
     if kind is BatchedTrainer and model == "dropout":
-        pytest.skip("dropout is not for the batched trainer")
+        pytest.skip("the batched trainer refuses dropout")
     task = images(model)
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 9)
-    alone = trainer(kind, task).train(asked)
+    work = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 9)
+    alone = trainer(kind, task).train(work)
     workers = ThreadPool(3)
-    together = kind(task, MOMENTUM, Rows(start(task, 0).parameters.numel()), workers=workers).train(asked)
+    together = kind(task, MOMENTUM, Rows(start(task, 0).parameters.numel()), workers=workers).train(work)
     workers.close()
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one.model.parameters, other.model.parameters)
         assert torch.equal(one.model.buffers, other.model.buffers)
 
 
-def test_a_parameter_that_the_loss_does_not_use_has_no_gradient() -> None:
+def test_unused_parameter_does_not_change() -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -299,15 +298,15 @@ def test_a_parameter_that_the_loss_does_not_use_has_no_gradient() -> None:
             return outputs
 
     task = replace(images("logistic"), model=Idle)
-    asked = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
-    one, other = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
-    for job, first, second in zip(asked, one, other, strict=True):
+    work = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 3)
+    one, other = (trainer(kind, task).train(work) for kind in (SequentialTrainer, BatchedTrainer))
+    for job, first, second in zip(work, one, other, strict=True):
         assert_close(first, second)
         assert torch.equal(second.model.parameters[-8:], job.start.parameters[-8:])
 
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
-def test_parameters_whose_gradients_are_the_same_tensor_are_stepped_apart(kind: type[Trainer]) -> None:
+def test_parameters_sharing_a_gradient_are_stepped_separately(kind: type[Trainer]) -> None:
     """Autograd hands the gradient of a sum to both of its terms; weight decay is added to each in place."""
 
     class Summed(nn.Module):
@@ -323,15 +322,15 @@ def test_parameters_whose_gradients_are_the_same_tensor_are_stepped_apart(kind: 
 
     task = replace(images("logistic"), model=Summed, loss=total)
     optimizer = SGD(lr=0.1, weight_decay=0.5)
-    asked = jobs(task, optimizer, [(1, 6, 0.1)] * 2)
-    for result in trainer(kind, task, optimizer).train(asked):
+    work = jobs(task, optimizer, [(1, 6, 0.1)] * 2)
+    for result in trainer(kind, task, optimizer).train(work):
         # x - lr (1 + 0.5 x) for x = 1 and x = 2
         expected = torch.tensor([0.85] * 3 + [1.8] * 3)
         torch.testing.assert_close(result.model.parameters, expected)
 
 
 class Overlapping(nn.Module):
-    """The gradient of c is the whole of what those of a and b are parts of."""
+    """The gradients of a and b are slices of the gradient of c."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +356,7 @@ class Averaging(nn.Module):
 
 
 class Shrinking(nn.Module):
-    """It writes its own weight."""
+    """Its forward pass writes its own weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -372,16 +371,16 @@ class Shrinking(nn.Module):
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("model", [Overlapping, Averaging, Shrinking])
-def test_unusual_modules_are_stepped_as_torch_steps_them(kind: type[Trainer], model: type[nn.Module]) -> None:
+def test_unusual_modules_are_stepped_like_in_torch(kind: type[Trainer], model: type[nn.Module]) -> None:
     optimizer = SGD(lr=0.1, weight_decay=0.5)
     task = replace(images("logistic"), model=model)
-    asked = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
+    work = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
     rows = Rows(start(task, 0).parameters.numel())
-    for node, job in enumerate(asked):  # starts lie in the store, as they do in a run
-        asked[node] = job._replace(start=Model(rows.store(job.start.parameters), job.start.buffers))
-    before = [job.start.parameters.clone() for job in asked]
+    for node, job in enumerate(work):  # starts are rows of the store, as in a run
+        work[node] = job._replace(start=Model(rows.store(job.start.parameters), job.start.buffers))
+    before = [job.start.parameters.clone() for job in work]
     trainer = kind(task, optimizer, rows)
-    for result, job in zip(trainer.train(asked), asked, strict=True):
+    for result, job in zip(trainer.train(work), work, strict=True):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
             module = model()
@@ -395,8 +394,8 @@ def test_unusual_modules_are_stepped_as_torch_steps_them(kind: type[Trainer], mo
         buffers = [buffer.flatten() for buffer in module.buffers()]
         if buffers:
             torch.testing.assert_close(result.model.buffers, torch.cat(buffers), rtol=1e-5, atol=1e-5)
-    trainer.gradient([GradientJob(job.start, job.batches[0], 0) for job in asked])
-    assert all(torch.equal(job.start.parameters, kept) for job, kept in zip(asked, before, strict=True))
+    trainer.gradient([GradientJob(job.start, job.batches[0], 0) for job in work])
+    assert all(torch.equal(job.start.parameters, kept) for job, kept in zip(work, before, strict=True))
 
 
 class Attached(Averaging):
@@ -408,16 +407,16 @@ class Attached(Averaging):
         return outputs - self.mean
 
 
-def test_a_step_does_not_reach_back_through_an_assigned_buffer() -> None:
+def test_backward_does_not_reach_through_an_assigned_buffer() -> None:
     task = replace(images("logistic"), model=Attached)
-    asked = jobs(task, MOMENTUM, [(3, 6, 0.1)] * 2)
-    alone, together = (trainer(kind, task).train(asked) for kind in (SequentialTrainer, BatchedTrainer))
+    work = jobs(task, MOMENTUM, [(3, 6, 0.1)] * 2)
+    alone, together = (trainer(kind, task).train(work) for kind in (SequentialTrainer, BatchedTrainer))
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one.model, other.model, rtol=1e-5, atol=1e-5)
         assert not one.model.buffers.requires_grad
 
 
-def test_a_class_number_below_zero_is_refused_by_both_trainers() -> None:
+def test_negative_class_is_refused_by_both_trainers() -> None:
     task = images("logistic")
     inputs, targets = task.train
     wrong = replace(task, train=(inputs, torch.full_like(targets, -1)))
@@ -428,14 +427,14 @@ def test_a_class_number_below_zero_is_refused_by_both_trainers() -> None:
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize(
-    ("wrong", "found"),
+    ("wrong", "returned"),
     [
         (lambda outputs, targets: outputs.mean(1), r"a tensor of shape \(4,\)"),
         (lambda outputs, targets: 0.5, "float"),
     ],
 )
-def test_a_loss_that_is_no_mean_is_named(kind: type[Trainer], wrong: Any, found: str) -> None:
+def test_loss_that_is_no_single_tensor_value_is_named(kind: type[Trainer], wrong: Any, returned: str) -> None:
     task = replace(images("mlp"), loss=wrong)
-    message = rf"^task.loss: returns {found}; accepted: the mean over the samples, a tensor of one value$"
+    message = rf"^task.loss: returns {returned}; accepted: the mean over the samples, a tensor of one value$"
     with pytest.raises(TypeError, match=message):
         trainer(kind, task).train(jobs(task, MOMENTUM, [(1, 4, 0.1)]))

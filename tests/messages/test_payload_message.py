@@ -1,4 +1,4 @@
-"""Whole messages: heads, and what they weigh."""
+"""Whole messages: heads, and sizes on the wire."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def test_head_round_trip(tag: list[str | int], sent_at: float) -> None:
         b"\x93\x90\xcb\x00",
     ],
 )
-def test_malformed_heads(head: bytes) -> None:
+def test_malformed_heads_are_refused(head: bytes) -> None:
     with pytest.raises(FrameError):
         unpack_head(head)
 
 
-def test_tags_that_cannot_travel() -> None:
+def test_unsupported_tags_are_refused() -> None:
     with pytest.raises(ValueError, match="64-bit"):
         pack_head(2**64, 0.0, b"")
     with pytest.raises(ValueError, match="Unicode"):
         pack_head("\ud800", 0.0, b"")
 
 
-def test_wire_bytes_counted_by_hand() -> None:
+def test_wire_bytes_match_a_hand_count() -> None:
     # Head: array of 3 (1), array of 1 (1), "t" (2), float64 (9), ext 8 of 9 bytes (3 + 9) = 25; one chunk.
     assert wire_bytes("t", torch.zeros(100)) == 25 + 400 + 19
     # 359,336 bytes of vector as in the paper's GN-LeNet: 359,361 bytes in 22 chunks.

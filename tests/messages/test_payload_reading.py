@@ -1,4 +1,4 @@
-"""Bytes that are not what they should be: one error, whatever they are."""
+"""Decoding of malformed bytes, which raises one kind of error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDICES = tensor_ext(torch.int64, 3)
 
 
 def nested(code: int, levels: int) -> bytes:
-    """An extension inside an extension, and so on."""
+    """Extensions nested to the given number of levels."""
     data = b"\xc0"
     for _ in range(levels):
         data = ext(code, data)
@@ -80,7 +80,7 @@ def nested(code: int, levels: int) -> bytes:
         (ext(5, b"\x91" + ext(5, b"\x01")), "type 5 inside itself"),
     ],
 )
-def test_malformed_structures(structure: bytes, reason: str) -> None:
+def test_malformed_structures_are_refused(structure: bytes, reason: str) -> None:
     for attempt in (describe, lambda data: decode(data, [])):
         with pytest.raises(FrameError) as raised:
             attempt(structure)
@@ -100,12 +100,12 @@ def test_malformed_structures(structure: bytes, reason: str) -> None:
         ([torch.zeros(3, dtype=torch.int32)], "torch.int32"),
     ],
 )
-def test_wrong_buffers(buffers: list[Tensor], reason: str) -> None:
+def test_wrong_buffers_are_refused(buffers: list[Tensor], reason: str) -> None:
     with pytest.raises(FrameError, match=reason):
         decode(VECTOR, buffers)
 
 
-def test_contents_that_torch_could_not_bear_are_refused() -> None:
+def test_invalid_booleans_and_indices_are_refused() -> None:
     bools = torch.zeros(3, dtype=torch.bool)
     raw(bools)[1] = 2
     with pytest.raises(FrameError, match="byte above 1"):
@@ -117,7 +117,7 @@ def test_contents_that_torch_could_not_bear_are_refused() -> None:
 
 @given(st.binary(max_size=200))
 @settings(max_examples=300)
-def test_arbitrary_structures_raise_nothing_else(structure: bytes) -> None:
+def test_arbitrary_bytes_raise_only_frame_errors(structure: bytes) -> None:
     try:
         specs = describe(structure)
     except FrameError:
@@ -126,7 +126,7 @@ def test_arbitrary_structures_raise_nothing_else(structure: bytes) -> None:
 
 
 @given(payloads, st.data())
-def test_mutated_structures_raise_nothing_else(payload: Any, data: st.DataObject) -> None:
+def test_mutated_structures_raise_only_frame_errors(payload: Any, data: st.DataObject) -> None:
     encoded = encode(payload)
     structure = bytearray(encoded.structure)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Payloads on their way out: round trips, what is frozen, what can't be sent."""
+"""Encoding and freezing of payloads: round trips, copies, and refused values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from payload_samples import payloads, same
 
 
 @given(payloads)
-def test_round_trip(payload: Any) -> None:
+def test_payload_round_trip(payload: Any) -> None:
     encoded = encode(payload)
     assert same(payload, decode(encoded.structure, encoded.buffers))
     assert describe(encoded.structure) == [(buffer.dtype, tuple(buffer.shape)) for buffer in encoded.buffers]
@@ -29,7 +29,7 @@ def test_round_trip(payload: Any) -> None:
 
 @given(payloads)
 def test_structure_is_plain_msgpack(payload: Any) -> None:
-    """Another reader of the same format agrees on everything but the tensors."""
+    """The msgpack library reads the same values, apart from the tensors."""
     structure = encode(payload).structure
     read = msgpack.unpackb(structure, strict_map_key=False, ext_hook=lambda code, data: (code, len(data)))
 
@@ -58,12 +58,12 @@ def test_structure_is_plain_msgpack(payload: Any) -> None:
 
 
 @given(payloads)
-def test_freeze_gives_what_the_receiver_gets(payload: Any) -> None:
+def test_freeze_equals_the_decoded_payload(payload: Any) -> None:
     encoded = encode(payload)
     assert same(freeze(payload, lambda tensor: False), decode(encoded.structure, encoded.buffers))
 
 
-def test_freeze_is_independent_and_keeps_what_it_may() -> None:
+def test_freeze_copies_all_but_the_permitted_tensors() -> None:
     kept, changed = torch.arange(3.0), torch.arange(3.0)
     inner: list[Any] = [changed.requires_grad_()]
     payload = {"a": inner, 1: (kept, Part(changed, torch.tensor([0, 1, 2]), 9))}
@@ -79,7 +79,7 @@ def test_freeze_is_independent_and_keeps_what_it_may() -> None:
     assert isinstance(frozen[1], list)
 
 
-def test_lazy_and_scattered_tensors_become_plain() -> None:
+def test_views_and_parameters_become_plain_tensors() -> None:
     payload = [
         torch.arange(6).reshape(2, 3).t(),
         torch.ones(1).expand(4),
@@ -97,13 +97,13 @@ def test_lazy_and_scattered_tensors_become_plain() -> None:
             assert not tensor.requires_grad
 
 
-def test_number_subclasses_travel_as_numbers() -> None:
+def test_number_subclasses_are_sent_as_plain_numbers() -> None:
     frozen = freeze([np.float64(0.5)], lambda tensor: False)
     assert type(frozen[0]) is float
     assert decode(encode(np.float64(0.5)).structure, []) == 0.5
 
 
-def test_encoding_does_not_copy_what_is_plain() -> None:
+def test_encoding_does_not_copy_plain_tensors() -> None:
     tensor = torch.zeros(5)
     encoded = encode([tensor])
     assert isinstance(encoded, Encoded)
@@ -158,7 +158,7 @@ def nested(levels: int) -> Any:
         (Model(torch.zeros(2), None), ValueError, "a model's buffers are not a vector"),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_sent(payload: Any, error: type[Exception], reason: str) -> None:
+def test_unsupported_payloads_are_refused(payload: Any, error: type[Exception], reason: str) -> None:
     freezes = [lambda item: freeze(item, lambda tensor: False)] if error is TypeError else []
     for attempt in (encode, lambda item: wire_bytes("t", item), *freezes):
         with pytest.raises(error, match=reason) as raised:
@@ -166,12 +166,12 @@ def test_what_cannot_be_sent(payload: Any, error: type[Exception], reason: str) 
         assert "\n" not in str(raised.value)
 
 
-def test_indices_outside_the_vector_cannot_be_sent() -> None:
+def test_indices_outside_the_vector_are_refused() -> None:
     with pytest.raises(ValueError, match="indices run from 0 to 9 in a vector of 9"):
         encode(Part(torch.zeros(2), torch.tensor([0, 9]), 9))
 
 
-def test_both_sides_have_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encoding_and_decoding_have_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoding, "MAX_ITEMS", 61)
     monkeypatch.setattr(encoding, "MAX_TENSORS", 20)
     part = Part(torch.zeros(1), torch.zeros(1, dtype=torch.int64), 1)
@@ -202,7 +202,7 @@ def test_both_sides_have_the_same_limits(monkeypatch: pytest.MonkeyPatch) -> Non
         lambda v: Model(Part(v, torch.arange(3), 9)),
     ],
 )
-def test_no_tensor_is_kept_by_a_cycle_of_objects(wrap: Any) -> None:
+def test_no_reference_cycle_keeps_a_tensor_alive(wrap: Any) -> None:
     gc.collect()
     gc.disable()
     try:

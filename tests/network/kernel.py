@@ -1,7 +1,7 @@
-"""Real TCP between network namespaces, shaped by the kernel: what the links of the simulator are held against.
+"""Real TCP between network namespaces with kernel traffic shaping, as a reference for the simulator's links.
 
-Every host is a namespace; a switch is a bridge in a namespace of its own, so that nothing of the machine's own network is
-touched. Rates are those of ``tc tbf`` and count Ethernet frames.
+Every host is a namespace, and a switch is a bridge in a separate namespace, so the machine's own network stays
+untouched. Rates are those of ``tc tbf`` and count Ethernet frames.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 
 FRAME = 1514
 PAYLOAD = 1448
-"""Bytes of a full frame, and of TCP's payload in it: Ethernet 14, IP 20, TCP 20 and its timestamps 12 are the rest."""
+"""Bytes of a full frame and of its TCP payload, without the headers: Ethernet 14, IP 20, TCP 20, timestamps 12."""
 
 WINDOW = 64 * 1024
-"""The receivers' buffers, which bound TCP's windows."""
+"""Bytes of the receivers' buffers, which bound TCP's windows."""
 QUEUE = 16 * WINDOW
-"""Of a link, bytes: all windows fit."""
+"""Bytes of a link's queue, which holds all windows."""
 BURST = 4 * FRAME
 
 SERVER = """
@@ -32,7 +32,7 @@ def drain(connection):
     buffer, size = bytearray(1 << 16), 0
     while n := connection.recv_into(buffer):
         size += n
-    # In one write: where two end at once, print would weave their lines.
+    # One write, since print would mix the lines of two threads that end together.
     os.write(1, f"{connection.getpeername()[0]} {time.time()} {size}\\n".encode())
 listener = socket.socket()
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, int(sys.argv[2]))
@@ -62,7 +62,7 @@ connection.recv(1)
 
 
 def missing() -> str | None:
-    """What keeps this machine from making namespaces; None if nothing does."""
+    """The reason why this machine can not make namespaces; None if it can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs root on Linux"
     for tool in ("ip", "tc"):
@@ -87,11 +87,11 @@ def _do(command: str) -> None:
 
 @dataclass
 class Lab:
-    """Namespaces that are joined by shaped links.
+    """Namespaces joined by shaped links.
 
     Args:
-        prefix: of the namespaces' names.
-        names: of what is there, in order.
+        prefix: prefix of the namespaces' names.
+        names: hosts and switches, in order.
     """
 
     prefix: str
@@ -101,61 +101,60 @@ class Lab:
     ends: dict[tuple[str, str], str] = field(default_factory=dict)  # the switch's end of each link
 
     def host(self, name: str) -> None:
-        """A host; its address is by its place."""
+        """Add a host; its address follows from its position."""
         self.names.append(name)
         _do(f"ip netns add {self.prefix}{name}")
         _do(f"ip -n {self.prefix}{name} link set lo up")
 
     def switch(self, name: str) -> None:
-        """A bridge, which joins all that is linked to it."""
+        """Add a bridge, which joins all hosts linked to it."""
         self.host(name)
         self.switches.append(name)
         _do(f"ip -n {self.prefix}{name} link add name br0 type bridge")
         _do(f"ip -n {self.prefix}{name} link set br0 up")
 
     def address(self, name: str) -> str:
-        """A host's address."""
         return f"10.77.0.{self.names.index(name) + 1}"
 
     def link(self, host: str, switch: str, up_mbit: float, down_mbit: float) -> None:
         """Join a host, or another switch, to a switch."""
         self.links += 1
-        one, other = f"v{self.links}a", f"v{self.links}b"
+        near, far = f"v{self.links}a", f"v{self.links}b"
         _do(
-            f"ip link add name {one} netns {self.prefix}{host} type veth peer name {other} netns {self.prefix}{switch}"
+            f"ip link add name {near} netns {self.prefix}{host} type veth peer name {far} netns {self.prefix}{switch}"
         )
-        self.ends[host, switch] = other
-        ends = ((host, one, up_mbit), (switch, other, down_mbit))
+        self.ends[host, switch] = far
+        ends = ((host, near, up_mbit), (switch, far, down_mbit))
         for name, device, mbit in ends:
             space = f"{self.prefix}{name}"
-            # Frames as they are on a wire: TCP mustn't hand over 64 KiB at once.
+            # Single frames as on a wire: TCP mustn't hand over 64 KiB at once.
             _do(f"ip -n {space} link set {device} gso_max_segs 1")
             if mbit < math.inf:
                 shape = f"rate {mbit}mbit burst {BURST} limit {QUEUE}"
                 _do(f"ip netns exec {space} tc qdisc add dev {device} root tbf {shape}")
             _do(f"ip -n {space} link set {device} up")
-        _do(f"ip -n {self.prefix}{switch} link set {other} master br0")
+        _do(f"ip -n {self.prefix}{switch} link set {far} master br0")
         if host in self.switches:
-            _do(f"ip -n {self.prefix}{host} link set {one} master br0")
+            _do(f"ip -n {self.prefix}{host} link set {near} master br0")
         else:
-            _do(f"ip -n {self.prefix}{host} addr add {self.address(host)}/24 dev {one}")
+            _do(f"ip -n {self.prefix}{host} addr add {self.address(host)}/24 dev {near}")
 
     def cut(self, host: str, switch: str) -> None:
-        """Let nothing pass a link."""
+        """Take a link down."""
         _do(f"ip -n {self.prefix}{switch} link set {self.ends[host, switch]} down")
 
     def join(self, host: str, switch: str) -> None:
-        """Let a link that was cut carry again."""
+        """Bring a link up again after :meth:`cut`."""
         _do(f"ip -n {self.prefix}{switch} link set {self.ends[host, switch]} up")
 
     def transfer(self, flows: Sequence[tuple[str, str, float, int]]) -> list[float]:
         """Send payload bytes by TCP, and wait for the receivers.
 
         Args:
-            flows: sender, receiver, seconds until it begins, bytes of payload.
+            flows: sender, receiver, seconds until the start, bytes of payload.
 
         Returns:
-            Seconds of each flow's end since the start of all; one flow for each pair.
+            The end of each flow, in seconds since the common start; each pair has at most one flow.
         """
         running = []
         try:
@@ -170,8 +169,8 @@ class Lab:
                 running.append(self._python(source, CLIENT, self.address(to), str(start + after), str(size)))
             ends = {}
             for name, server in servers.items():
-                said, _ = server.communicate(timeout=40)
-                for line in said.splitlines():
+                output, _ = server.communicate(timeout=40)
+                for line in output.splitlines():
                     address, end, _ = line.split()
                     ends[address, name] = float(end) - start
             return [ends[self.address(source), to] for source, to, _, _ in flows]
@@ -189,7 +188,7 @@ class Lab:
 
 @contextmanager
 def lab() -> Iterator[Lab]:
-    """An empty lab; all of it is gone afterwards."""
+    """An empty lab, which is removed afterwards."""
     made = Lab(f"gk{os.getpid() % 10_000}")
     try:
         yield made

@@ -1,4 +1,4 @@
-"""Nodes that differ in speed for a whole run, and measured step times."""
+"""Compute profiles with nodes of different speed, and measured step times."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def settled(nodes: int = 4, seed: int = 1, **spec: Any) -> ComputeProfile:
 
 
 def of_all(profile: ComputeProfile, nodes: int = 4, seed: int = 1) -> list[float]:
-    """Seconds that two and a half steps take on each node, from the third on."""
+    """Seconds of two and a half steps on each node, from step 3 on."""
     return [profile.seconds(seed, rank, 3, 2.5, 100.0) for rank in range(nodes)]
 
 
-def test_seconds_and_factors_of_each_node() -> None:
+def test_per_node_seconds_and_factors() -> None:
     assert of_all(settled(name="per-node", seconds_per_step=[1, 2, 0, 4])) == [2.5, 5, 0, 10]
     scaled = settled(
         name="per-node", base={"name": "constant", "seconds_per_step": 2.0}, factors=[1, 2, 0.5, 1]
@@ -34,13 +34,13 @@ def test_seconds_and_factors_of_each_node() -> None:
     assert scaled.step_seconds(1, 1, 7) == 4
 
 
-def test_factors_keep_what_the_base_draws() -> None:
+def test_factors_scale_the_draws_of_the_base() -> None:
     base = LogNormal(median_seconds=0.1, sigma=1)
     scaled = settled(name="per-node", base=base.spec(), factors=[1, 2, 3, 4])
     assert of_all(scaled) == pytest.approx(np.array([1, 2, 3, 4]) * of_all(base))
 
 
-def test_drawn_factors_are_a_nodes_own_for_the_run() -> None:
+def test_drawn_factors_are_constant_per_node() -> None:
     profile = settled(nodes=1000, name="per-node", sigma=0.5, base=Constant(seconds_per_step=1.0).spec())
     factors = np.array([profile.step_seconds(1, rank, 0) for rank in range(1000)])
     assert np.log(factors).mean() == pytest.approx(0, abs=5 * 0.5 / np.sqrt(1000))
@@ -51,7 +51,7 @@ def test_drawn_factors_are_a_nodes_own_for_the_run() -> None:
     assert profile.step_seconds(1, 3, 99) == factors[3] != other.step_seconds(2, 3, 0)
 
 
-def test_stragglers() -> None:
+def test_stragglers_are_slower_by_the_factor() -> None:
     slow = settled(name="stragglers", ranks=[2], base={"name": "constant", "seconds_per_step": 0.4})
     assert of_all(slow) == pytest.approx([1, 1, 5, 1])
     half = settled(name="stragglers", fraction=0.5, factor=3, which="first")
@@ -63,7 +63,7 @@ def test_stragglers() -> None:
     assert len(drawn) == 4
 
 
-def test_profiles_in_profiles() -> None:
+def test_factors_of_nested_profiles_multiply() -> None:
     inner = {
         "name": "per-node",
         "factors": [1, 2, 3, 4],
@@ -78,7 +78,7 @@ def trace(tmp_path: Path, text: str, **fields: Any) -> StepTrace:
     return StepTrace(path=path, **fields)
 
 
-def test_a_trace_gives_each_node_a_device_and_each_step_its_time(tmp_path: Path) -> None:
+def test_trace_gives_each_node_a_device_and_its_step_times(tmp_path: Path) -> None:
     profile = trace(tmp_path, "node,seconds_per_step\nphone,1\ntablet,10\nphone,2\nphone,4\n").settled(3, 1)
     assert [profile.step_seconds(1, 0, step) for step in range(5)] == [1, 2, 4, 1, 2]
     assert [profile.step_seconds(1, 1, step) for step in range(2)] == [10, 10]
@@ -86,7 +86,7 @@ def test_a_trace_gives_each_node_a_device_and_each_step_its_time(tmp_path: Path)
     assert of_all(profile, 2) == [1 + 2 + 4 / 2, 25]
 
 
-def test_times_of_steps_are_summed_exactly() -> None:
+def test_step_times_are_summed_exactly() -> None:
     """sum() of ten times 0.1 is less than 1 in Python 3.11, and 1 since 3.12."""
     assert LogNormal(median_seconds=0.1, sigma=0).seconds(1, 0, 0, 10, 0.0) == 1.0
 
@@ -101,7 +101,7 @@ def test_devices_may_be_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "problem"),
     [
         ({"name": "per-node"}, "compute: .*accepted: exactly one of seconds_per_step, factors and sigma"),
         (
@@ -138,13 +138,13 @@ def test_devices_may_be_drawn(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_descriptions_are_refused(spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_invalid_descriptions_are_refused(spec: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
         settled(**spec)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("phone,1\n", r"no column node, seconds_per_step; accepted: a header of node, seconds_per_step"),
         ("node,seconds_per_step\n", "no line after the header"),
@@ -153,7 +153,7 @@ def test_invalid_descriptions_are_refused(spec: dict[str, Any], said: str) -> No
         ("node,seconds_per_step\na,nan\n", r"nan}; accepted: finite numbers from 0"),
     ],
 )
-def test_traces_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said) as error:
+def test_invalid_traces_are_refused(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem) as error:
         trace(tmp_path, text).settled(2, 1)
     assert str(error.value).startswith("compute.path: ")

@@ -1,4 +1,4 @@
-"""Work is integrated over slowdowns exactly, wherever a step starts and ends."""
+"""Exact integration of work over slowdowns."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ windows = st.lists(
 )
 
 
-def test_a_step_in_before_and_across_a_slowdown() -> None:
+def test_step_times_before_in_and_across_a_slowdown() -> None:
     profile = Slowdowns(base=SECOND, windows=(SlowdownWindow(from_s=10, to_s=14, factor=2),))
     for start_s, seconds in ((0, 1), (9, 1), (9.5, 1.5), (10, 2), (13, 1.5), (13.5, 1.25), (14, 1), (99, 1)):
         assert profile.seconds(1, 0, 0, 1, start_s) == seconds
@@ -40,7 +40,7 @@ def test_a_step_in_before_and_across_a_slowdown() -> None:
     assert profile.step_seconds(1, 0, 0) == 1
 
 
-def test_a_slowdown_of_some_nodes_and_one_within_another() -> None:
+def test_overlapping_slowdowns_multiply_for_their_nodes() -> None:
     within = (
         SlowdownWindow(from_s=0, to_s=10, factor=2, ranks=(1,)),
         SlowdownWindow(from_s=2, to_s=5, factor=3),
@@ -52,34 +52,36 @@ def test_a_slowdown_of_some_nodes_and_one_within_another() -> None:
 
 @settings(max_examples=50)
 @given(windows, st.integers(0, 120), st.floats(0.01, 10))
-def test_as_a_numerical_integral(given_windows: list[SlowdownWindow], start: int, work: float) -> None:
+def test_step_times_match_a_numerical_integral(
+    given_windows: list[SlowdownWindow], start: int, work: float
+) -> None:
     profile = Slowdowns(base=SECOND, windows=tuple(given_windows))
-    taken = profile.seconds(1, 0, 0, work, start / 10)
+    seconds = profile.seconds(1, 0, 0, work, start / 10)
     middles = start / 10 + CELL * (np.arange(100_000) + 0.5)
     slowness = np.ones_like(middles)
     for window in given_windows:
         slowness[(middles >= window.from_s) & (middles < window.to_s)] *= window.factor
     done = np.cumsum(CELL / slowness)
     if done[-1] > work:
-        assert taken == pytest.approx(CELL * np.searchsorted(done, work), abs=3 * CELL)
+        assert seconds == pytest.approx(CELL * np.searchsorted(done, work), abs=3 * CELL)
     else:
-        assert taken > 100 - CELL
+        assert seconds > 100 - CELL
 
 
 @settings(max_examples=50)
 @given(st.floats(0, 50), st.floats(0, 20), st.floats(0, 20))
-def test_work_in_two_parts_takes_as_long(start_s: float, one: float, other: float) -> None:
+def test_split_work_takes_as_long_as_the_whole(start_s: float, work: float, more: float) -> None:
     profile = Slowdowns(
         base=SECOND,
         windows=(SlowdownWindow(from_s=7, to_s=30, factor=3),),
         random=RandomSlowdowns(per_hour=720, mean_s=4, factor=5),
     )
-    first = profile.seconds(1, 2, 0, one, start_s)
-    second = profile.seconds(1, 2, 0, other, start_s + first)
-    assert first + second == pytest.approx(profile.seconds(1, 2, 0, one + other, start_s), abs=1e-6)
+    first = profile.seconds(1, 2, 0, work, start_s)
+    second = profile.seconds(1, 2, 0, more, start_s + first)
+    assert first + second == pytest.approx(profile.seconds(1, 2, 0, work + more, start_s), abs=1e-6)
 
 
-def test_random_slowdowns_are_as_frequent_and_as_long_as_said() -> None:
+def test_random_slowdowns_have_the_given_rate_and_length() -> None:
     """In the long run a node is slow for mean_s of every mean_s + 3600 / per_hour seconds."""
     profile = Slowdowns(base=SECOND, random=RandomSlowdowns(per_hour=60, mean_s=40, factor=1e9))
     horizon, nodes = 12_000.0, 10
@@ -90,7 +92,7 @@ def test_random_slowdowns_are_as_frequent_and_as_long_as_said() -> None:
 
 
 def _done(profile: Slowdowns, rank: int, horizon: float) -> float:
-    """The work that a node does until some time, by bisection."""
+    """The work that a node completes by a time, found by bisection."""
     low, high = 0.0, horizon
     for _ in range(20):
         middle = (low + high) / 2
@@ -103,16 +105,16 @@ def test_random_slowdowns_do_not_depend_on_earlier_calls() -> None:
         return Slowdowns(base=SECOND, random=RandomSlowdowns(per_hour=600, mean_s=3, factor=4))
 
     times = [5000.0, 1.0, 300.0, 0.0]
-    asked = fresh()
-    together = {(time, rank): asked.seconds(7, rank, 0, 9, time) for time in times for rank in (0, 1)}
+    reused = fresh()
+    together = {(time, rank): reused.seconds(7, rank, 0, 9, time) for time in times for rank in (0, 1)}
     apart = {(time, rank): fresh().seconds(7, rank, 0, 9, time) for time in sorted(times) for rank in (1, 0)}
     assert together == apart
-    assert asked == fresh()
-    assert asked.seconds(7, 0, 0, 9, 0.0) != asked.seconds(8, 0, 0, 9, 0.0)
+    assert reused == fresh()
+    assert reused.seconds(7, 0, 0, 9, 0.0) != reused.seconds(8, 0, 0, 9, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "problem"),
     [
         ({}, "accepted: windows, random, or both"),
         (
@@ -132,6 +134,6 @@ def test_random_slowdowns_do_not_depend_on_earlier_calls() -> None:
         ),
     ],
 )
-def test_invalid_descriptions_are_refused(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_invalid_descriptions_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
         build("compute", {"name": "slowdowns", **fields}).settled(4, 1)  # type: ignore[attr-defined]

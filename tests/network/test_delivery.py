@@ -1,4 +1,4 @@
-"""The delivery of single messages, and whether networks can lose them."""
+"""Delivery of single messages, and which networks can lose them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from gossamer.network import (
 )
 
 
-def test_without_loss_and_jitter_a_path_has_its_latency() -> None:
+def test_delivery_takes_the_latency_without_loss_and_jitter() -> None:
     assert delivery(Path((), latency_s=0.25), 1, 0, 1, 0) == 0.25
     assert delivery(None, 1, 0, 1, 0) is None
     assert all(delivery(Path((), loss=1.0), 1, 0, 1, k) is None for k in range(100))
 
 
-def test_the_share_of_lost_messages() -> None:
+def test_share_of_lost_messages_matches_the_loss() -> None:
     drawn = [delivery(Path((), loss=0.2), 1, 0, 1, k) for k in range(3000)]
     assert set(drawn) == {None, 0.0}
     assert drawn.count(None) == pytest.approx(600, abs=5 * np.sqrt(3000 * 0.2 * 0.8))
@@ -42,7 +42,7 @@ def test_jitter_is_normal_and_truncated_at_zero() -> None:
     assert (narrow == 0).mean() == pytest.approx(0.159, abs=0.06)
 
 
-def test_the_delivery_of_each_message_is_independent() -> None:
+def test_delivery_of_each_message_is_drawn_independently() -> None:
     path = Path((), latency_s=1.0, jitter_s=0.2)
     keys = [(1, 0, 1, 0), (2, 0, 1, 0), (1, 1, 0, 0), (1, 0, 2, 0), (1, 0, 1, 1)]
     assert len({delivery(path, *key) for key in keys}) == len(keys)
@@ -63,14 +63,14 @@ SLOWER = ({"at_s": 1.0, "factor": 0.5},)
 
 
 class Changing(UniformNetwork):
-    """Half the bandwidth, later."""
+    """Changes its rates after a second."""
 
     def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
         return iter([(1.0, Access(np.ones(2 * nodes)))])
 
 
 @pytest.mark.parametrize(("lossy", "loses"), [(Path(()), False), (Path((), loss=0.1), True), (None, True)])
-def test_one_path_is_enough_to_lose(lossy: Path | None, loses: bool) -> None:
+def test_one_lossy_path_makes_conditions_lossy(lossy: Path | None, loses: bool) -> None:
     assert Pairs(lossy).loses(3) is loses
 
 
@@ -89,7 +89,7 @@ def test_one_path_is_enough_to_lose(lossy: Path | None, loses: bool) -> None:
         (Varying(base=UniformNetwork(bandwidth_mbps=1.0, loss=0.1), rate_changes=SLOWER), True),
     ],
 )
-def test_whether_networks_lose_messages(network: Network, loses: bool) -> None:
+def test_networks_know_whether_they_lose_messages(network: Network, loses: bool) -> None:
     assert network.loses(10**6, 1) is loses
 
 
@@ -97,6 +97,6 @@ def access(**options: Any) -> Access:
     return Access(np.ones(4), **options)
 
 
-def test_all_paths_of_an_access_network_are_alike() -> None:
+def test_all_paths_of_an_access_network_are_equal() -> None:
     assert access(latency_s=0.1, jitter_s=0.2, loss=0.3).path(0, 1) == Path((0, 3), 0.1, 0.2, 0.3)
     assert access(jitter_s=0.1).loses(2) is False

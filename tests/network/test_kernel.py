@@ -1,13 +1,12 @@
-"""What ``sharing: fair`` predicts, against real TCP under the kernel's shaping: completion times within 10 %.
+"""Completion times under ``sharing: fair`` agree within 10 % with real TCP under the kernel's traffic shaping.
 
-The model's fluid loses nothing, and so that TCP doesn't either, receivers' buffers bound its windows, and the queues before
-the links hold all of them. With short queues that overflow, TCP has max-min shares only in the mean over longer times
-than these: a flow limited to a quarter of a link lost packets to those that filled the link, and took up to half as
-long again.
+The fluid model loses nothing. So that TCP doesn't either, receivers' buffers bound its windows, and the queues of the
+links hold all of them. With short queues that overflow, TCP reaches max-min shares only in the mean over longer times:
+a flow limited to a quarter of a link lost packets to those that filled the link, and took up to half as long again.
 
-TCP has another idea of a flow that queues on two full links than max-min fairness: with links of 40 and 60 Mbit/s, each shared
-with one other flow, it took 2.06 s where the model says 2.0, and those beside it 1.65 s and 1.88 s (with short queues
-2.2 s, 1.35 s and 1.6 s). So the flow over two links is limited by its own uplink here.
+TCP deviates from max-min fairness for a flow that queues on two full links: with links of 40 and 60 Mbit/s, each shared
+with one other flow, it took 2.06 s where the model predicts 2.0 s, and the other flows 1.65 s and 1.88 s (with short
+queues 2.2 s, 1.35 s and 1.6 s). So the flow over two links is limited by its own uplink here.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.timing
 ATTEMPTS = 3
 TOLERANCE = 0.1
 MB = 1_000_000 * PAYLOAD // FRAME
-"""Bytes of payload that are 10^6 bytes of frames, which is what the kernel's rates count."""
+"""Bytes of payload in 10^6 bytes of frames, which the kernel's rates count."""
 
 Flow = tuple[str, str, float, int]
 
@@ -49,27 +48,27 @@ class Plan:
     """Hosts and switches in a row.
 
     Args:
-        hosts: by name, the switch that a host is at, and the rates of its uplink and its downlink, Mbit/s.
-        between: rates of the links from each switch to the next, the same both ways, Mbit/s.
+        hosts: by name, the number of the host's switch and the rates of its uplink and downlink, Mbit/s.
+        between: rates of the links between consecutive switches, in both directions, Mbit/s.
     """
 
     hosts: dict[str, tuple[int, float, float]]
     between: tuple[float, ...] = ()
 
     def build(self, made: Lab) -> None:
-        switches = [f"switch{place}" for place in range(len(self.between) + 1)]
+        switches = [f"switch{number}" for number in range(len(self.between) + 1)]
         for host in self.hosts:
             made.host(host)
         for switch in switches:
             made.switch(switch)
-        for host, (place, up, down) in self.hosts.items():
-            made.link(host, switches[place], up, down)
-        for place, mbit in enumerate(self.between):
-            made.link(switches[place], switches[place + 1], mbit, mbit)
+        for host, (number, up, down) in self.hosts.items():
+            made.link(host, switches[number], up, down)
+        for number, mbit in enumerate(self.between):
+            made.link(switches[number], switches[number + 1], mbit, mbit)
 
 
 class PlanNetwork(Network):
-    """The same for the simulator; links between switches to the right are 2 n, 2 n + 1, ..."""
+    """The plan for the simulator; links to the next switch are 2 n, 2 n + 1, ..."""
 
     plan: Plan
 
@@ -79,19 +78,19 @@ class PlanNetwork(Network):
 
 class PlanConditions(Conditions):
     def __init__(self, plan: Plan) -> None:
-        self._places = [place for place, _, _ in plan.hosts.values()]
+        self._switches = [switch for switch, _, _ in plan.hosts.values()]
         ups, downs = [up for _, up, _ in plan.hosts.values()], [down for _, _, down in plan.hosts.values()]
         self.rates = np.array([*ups, *downs, *plan.between]) * BYTES_PER_MEGABIT
 
     def path(self, source: int, to: int) -> Path:
-        nodes = len(self._places)
-        assert self._places[source] <= self._places[to]
-        inner = range(2 * nodes + self._places[source], 2 * nodes + self._places[to])
+        nodes = len(self._switches)
+        assert self._switches[source] <= self._switches[to]
+        inner = range(2 * nodes + self._switches[source], 2 * nodes + self._switches[to])
         return Path((source, *inner, nodes + to))
 
 
 def predicted(plan: Plan, flows: Sequence[Flow]) -> list[float]:
-    """When flows end according to the simulator's links, which are told bytes of frames."""
+    """The ends of flows on the simulator's links, which count bytes of frames."""
     clock, hosts, ends = Clock(), list(plan.hosts), {}
     inboxes: list[Callable[[Message], None]] = [
         lambda message: ends.setdefault(message.tag[0], clock.now()) for _ in hosts
@@ -109,7 +108,7 @@ def predicted(plan: Plan, flows: Sequence[Flow]) -> list[float]:
 
 
 def check(plan: Plan, flows: Sequence[Flow], by_hand: Sequence[float]) -> None:
-    """Predicted and measured; a measurement that something else on the machine disturbed is made again."""
+    """Compare predicted and measured ends, repeating measurements that other load may have disturbed."""
     expected = predicted(plan, flows)
     assert expected == pytest.approx(by_hand, rel=1e-3)
     durations = np.array(expected) - [after for _, _, after, _ in flows]
@@ -123,23 +122,23 @@ def check(plan: Plan, flows: Sequence[Flow], by_hand: Sequence[float]) -> None:
     pytest.fail(f"predicted {expected}, measured {measured}")
 
 
-def test_unequal_uplinks_into_one_downlink() -> None:
-    """Of 100 Mbit/s, uplinks of 20 and of 30 leave 50 to one that could have more."""
+def test_unequal_uplinks_share_one_downlink() -> None:
+    """Uplinks of 20 and 30 Mbit/s leave 50 of 100 Mbit/s to an unlimited one."""
     hosts = {"a": (0, 20, inf), "b": (0, 30, inf), "c": (0, inf, inf), "r": (0, inf, 100)}
     flows = [("a", "r", 0.0, 5 * MB), ("b", "r", 0.0, 15 * MB // 2), ("c", "r", 0.0, 25 * MB // 2)]
     check(Plan(hosts), flows, [2, 2, 2])
 
 
 @pytest.mark.slow
-def test_a_bottleneck_between_switches_that_another_flow_joins() -> None:
-    """5 MB/s: the first flow alone for a second, then both at half of it."""
+def test_joining_flow_halves_a_bottleneck_between_switches() -> None:
+    """At 5 MB/s, the first flow is alone for a second, then both have half."""
     hosts = {"a": (0, inf, inf), "b": (0, inf, inf), "r": (1, inf, inf), "s": (1, inf, inf)}
     check(Plan(hosts, between=(40,)), [("a", "r", 0.0, 10 * MB), ("b", "s", 1.0, 5 * MB)], [3, 3])
 
 
 @pytest.mark.slow
-def test_what_a_flow_limited_elsewhere_leaves_is_the_others() -> None:
-    """A parking lot: 10 Mbit/s over two links of 40 and of 60, where the flows of one link each have the rest."""
+def test_bandwidth_left_by_a_limited_flow_goes_to_the_others() -> None:
+    """A parking lot: a flow of 10 Mbit/s crosses links of 40 and 60 Mbit/s; flows over one link get the rest."""
     hosts = {
         "a": (0, 10, inf),
         "b": (0, inf, inf),

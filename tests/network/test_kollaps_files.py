@@ -1,4 +1,4 @@
-"""Kollaps files: published ones, those of this repository, and those that are refused."""
+"""Kollaps files: published examples, those of this repository, and invalid ones."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ EXAMPLES = {
     "memcached_topology": 3,
     "ping_topology": 2,
 }
-"""Kollaps's own examples, and their numbers of nodes."""
+"""The examples of Kollaps, with their numbers of nodes."""
 
 
 @pytest.mark.data
 @pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no Kollaps examples")
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_kollaps_examples(tmp_path: Path, name: str) -> None:
+def test_published_examples_are_read(tmp_path: Path, name: str) -> None:
     text = (Path(str(ROOT)) / "network" / "kollaps" / f"{name}.xml").read_text()
-    file = tmp_path / "example.xml"  # without what is refused: services that leave
+    file = tmp_path / "example.xml"  # without leaving services, which are refused
     file.write_text(re.sub(r'<schedule name="[^>]*(leave|crash)[^>]*/>', "", text))
     network = Kollaps(path=file)
     nodes = EXAMPLES[name]
@@ -57,8 +57,8 @@ def test_kollaps_examples(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.data
 @pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no Kollaps examples")
-def test_a_kollaps_example_by_hand() -> None:
-    """The links between its regions lead one way each, with different latencies."""
+def test_regions_of_a_published_example_have_one_way_links() -> None:
+    """The two directions between regions are separate links with different jitter."""
     conditions = Kollaps(
         path=Path(str(ROOT)) / "network" / "kollaps" / "memcached_largescale.xml"
     ).conditions(16, 1)
@@ -72,7 +72,7 @@ def test_a_kollaps_example_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("name", "slow"), [("star-60", [12, 12, 12, 13, 10, 13, 11]), ("star-60-30", None)])
-def test_the_stars_of_divshare(name: str, slow: list[float] | None) -> None:
+def test_star_files_of_divshare_have_their_rates(name: str, slow: list[float] | None) -> None:
     if slow is None:
         slow = np.rint(np.random.default_rng(30).normal(12, 1, 30)).tolist()  # as the file says
     conditions = Kollaps(path=DIVSHARE / f"{name}.xml").conditions(60, 1)
@@ -91,12 +91,12 @@ def load(tmp_path: Path, text: str | bytes, nodes: int = 2, **fields: object) ->
     network.conditions(nodes, 1)
 
 
-def test_the_smallest_file(tmp_path: Path) -> None:
+def test_smallest_file_is_accepted(tmp_path: Path) -> None:
     load(tmp_path, GOOD.format(services=SERVICES, links=LINKS, rest=""))
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "problem"),
     [
         ({"services": SERVICES + "<node/>"}, "<node>; accepted: <experiment> with bridge, "),
         ({"services": SERVICES + "<service/>"}, "services.2.name: missing; a value is required"),
@@ -134,15 +134,15 @@ def test_the_smallest_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str], said: str) -> None:
+def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str], problem: str) -> None:
     text = GOOD.format(**{"services": SERVICES, "links": LINKS, "rest": "", **parts})
-    with pytest.raises(BadInput, match=said) as error:
+    with pytest.raises(BadInput, match=problem) as error:
         load(tmp_path, "\n\n" + text)
     assert f"network.path: {tmp_path / 'bad.xml'}: " in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("<experiment><services>", "no element found: line 1, column .*; accepted: well-formed XML"),
         ("", "no element found: line 1, column .*; accepted: well-formed XML"),
@@ -160,12 +160,12 @@ def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str],
         ),
     ],
 )
-def test_other_files_are_refused(tmp_path: Path, text: str | bytes, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_malformed_files_are_refused(tmp_path: Path, text: str | bytes, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
         load(tmp_path, text)
 
 
-def test_other_numbers_of_nodes(tmp_path: Path) -> None:
+def test_other_numbers_of_nodes_are_refused(tmp_path: Path) -> None:
     text = GOOD.format(services=SERVICES, links=LINKS, rest="")
     with pytest.raises(BadInput, match="2 replicas for 3 nodes; accepted: nodes: 2"):
         load(tmp_path, text, 3)

@@ -1,4 +1,4 @@
-"""Paths of Kollaps files: shortest, and with the properties of the links that they cross."""
+"""Paths of Kollaps files: shortest routes, and the properties of their links."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def start(folder: Path, text: str, nodes: int, **fields: object) -> Conditions:
 
 
 def crossed(conditions: Conditions, source: int, to: int) -> list[float]:
-    """The finite rates of the links of a path, in megabits a second."""
+    """The finite link rates of a path, in megabits per second."""
     path = conditions.path(source, to)
     assert path
     rates = conditions.rates[list(path.links)] / MBPS
@@ -62,7 +62,7 @@ def test_latency_jitter_and_loss_accumulate_along_a_path(tmp_path: Path) -> None
     assert crossed(conditions, 2, 0) == pytest.approx([8, 0.04, 200])
 
 
-def test_a_nodes_only_link_is_its_uplink_and_its_downlink(tmp_path: Path) -> None:
+def test_only_link_of_a_node_is_its_uplink_and_downlink(tmp_path: Path) -> None:
     conditions = start(tmp_path, DUMBBELL, 3)
     assert (conditions.rates[:6] / MBPS).tolist() == [100, 8, 8, 200, 7, 7]
     ahead, other, beside = conditions.path(0, 1), conditions.path(0, 2), conditions.path(1, 2)
@@ -76,7 +76,7 @@ def test_a_nodes_only_link_is_its_uplink_and_its_downlink(tmp_path: Path) -> Non
     assert beside.links == (1, 5)
 
 
-def test_two_services_without_a_bridge(tmp_path: Path) -> None:
+def test_services_may_be_linked_without_a_bridge(tmp_path: Path) -> None:
     text = xml(
         '<service name="a"/><service name="b"/>', '<link origin="a" dest="b" latency="1" upload="3bps"/>'
     )
@@ -94,13 +94,13 @@ def test_each_pair_of_replicas_has_its_own_link(tmp_path: Path) -> None:
     paths = [conditions.path(source, to) for source in (0, 1) for to in (2, 3)]
     inner = [path.links[1:-1] for path in paths if path]
     assert len(set(inner)) == 4
-    relayed = conditions.path(0, 1)  # as in Kollaps, through a replica of the other service
+    relayed = conditions.path(0, 1)  # as in Kollaps, via a replica of the other service
     assert relayed
     assert relayed.latency_s == 0.002
 
 
 @pytest.mark.parametrize(("metric", "rates"), [("hop", [1, 2]), ("latency", [3, 4, 5])])
-def test_paths_are_short_in_hops_or_in_latency(tmp_path: Path, metric: str, rates: list[float]) -> None:
+def test_paths_are_shortest_by_hops_or_by_latency(tmp_path: Path, metric: str, rates: list[float]) -> None:
     text = xml(
         '<service name="a"/><service name="b"/>',
         "".join(
@@ -116,8 +116,8 @@ def test_paths_are_short_in_hops_or_in_latency(tmp_path: Path, metric: str, rate
 
 
 @pytest.mark.parametrize("metric", ["hop", "latency"])
-def test_of_equally_short_paths_the_first_in_the_file_is_used(tmp_path: Path, metric: str) -> None:
-    """By latency, the one with fewer hops goes first; 0.1 + 0.2 is as long as 0.3."""
+def test_ties_between_paths_go_to_the_first_in_the_file(tmp_path: Path, metric: str) -> None:
+    """By latency, fewer hops break ties; 0.1 + 0.2 counts as 0.3."""
     hops = [("a", "u", 0.1), ("u", "v", 0.2), ("v", "b", 0.1), ("a", "t", 0.1), ("a", "s", 0.3)]
     hops += [("s", "b", 0.1), ("t", "b", 0.3), ("s", "b", 0.1)]
     links = "".join(
@@ -135,7 +135,7 @@ def test_of_equally_short_paths_the_first_in_the_file_is_used(tmp_path: Path, me
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32), metric=st.sampled_from(["hop", "latency"]))
-def test_paths_have_the_shortest_length(
+def test_path_lengths_match_networkx(
     tmp_path_factory: pytest.TempPathFactory, seed: int, metric: str
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -155,8 +155,8 @@ def test_paths_have_the_shortest_length(
             "drop": float(rng.choice([0, 0.1, 0.5])),
         }
         graph.add_edge(origin, dest, rate=rate, **values)
-        said = " ".join(f'{name}="{value}"' for name, value in values.items())
-        links.append(f'<link origin="{origin}" dest="{dest}" {said} upload="{rate}Mbps"/>')
+        attributes = " ".join(f'{name}="{value}"' for name, value in values.items())
+        links.append(f'<link origin="{origin}" dest="{dest}" {attributes} upload="{rate}Mbps"/>')
     text = xml(
         "".join(f'<service name="{name}"/>' for name in names[:services]),
         "".join(links),
@@ -177,7 +177,7 @@ def test_paths_have_the_shortest_length(
             edges = [by_rate[round(rate)] for rate in crossed(conditions, source, to)]
             assert edges[0][0] == names[source]
             assert edges[-1][1] == names[to]
-            assert all(one[1] == other[0] for one, other in pairwise(edges))
+            assert all(first[1] == second[0] for first, second in pairwise(edges))
             values = [edge[2] for edge in edges]
             length = len(edges) if metric == "hop" else sum(value["latency"] for value in values)
             assert length == lengths[names[to]]

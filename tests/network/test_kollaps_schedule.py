@@ -49,14 +49,14 @@ def seen(conditions: Conditions, source: int = 0, to: int = 1) -> tuple[float, f
 AHEAD, BACK = (110, 0.1, [1, 3, 5]), (130, 0.1, [6, 4, 2])
 
 
-def test_a_link_changes_as_the_event_says_and_no_more(tmp_path: Path) -> None:
+def test_event_changes_only_the_named_properties_of_its_link(tmp_path: Path) -> None:
     states = course(
         tmp_path,
         'origin="a" dest="s" time="5" upload="10Mbps" download="20Mbps" drop="0"',
         'origin="s" dest="t" time="2.5" latency="21" upload="30Mbps"',
         'origin="s" dest="a" time="7" upload="200Mbps" latency="1"',
     )
-    assert list(states) == [0, 2.5, 5, 7]  # in the order of time
+    assert list(states) == [0, 2.5, 5, 7]  # sorted by time
     assert [seen(states[at_s]) for at_s in states] == [
         AHEAD,
         (111, 0.1, [1, 30, 5]),
@@ -65,13 +65,13 @@ def test_a_link_changes_as_the_event_says_and_no_more(tmp_path: Path) -> None:
     ]
     assert [seen(states[at_s], 1, 0) for at_s in states] == [
         BACK,
-        BACK,  # the link from t to s is another one
+        BACK,  # the link from t to s is separate
         (130, 0, [6, 4, 20]),
         (121, 0, [6, 4, 200]),
     ]
 
 
-def test_links_leave_and_come_back(tmp_path: Path) -> None:
+def test_links_leave_and_rejoin(tmp_path: Path) -> None:
     states = course(
         tmp_path,
         'origin="a" dest="s" time="1" action="leave"',
@@ -87,7 +87,7 @@ def test_links_leave_and_come_back(tmp_path: Path) -> None:
     assert len({len(conditions.rates) for conditions in states.values()}) == 1
 
 
-def test_what_happens_at_the_start_is_the_start(tmp_path: Path) -> None:
+def test_events_at_time_zero_apply_to_the_start(tmp_path: Path) -> None:
     states = course(
         tmp_path, 'origin="a" dest="s" time="0" upload="9Mbps"', 'name="a" time="0.0" action="join"'
     )
@@ -95,14 +95,14 @@ def test_what_happens_at_the_start_is_the_start(tmp_path: Path) -> None:
     assert seen(states[0]) == (110, 0.1, [9, 3, 5])
 
 
-def test_replicas_that_join_at_the_start_are_the_nodes(tmp_path: Path) -> None:
+def test_replicas_joining_at_the_start_are_the_nodes(tmp_path: Path) -> None:
     event = 'name="b" time="0" action="join" amount="3"'
     states = course(tmp_path, event, nodes=4, b=' replicas="7"')
     assert all(states[0].path(0, rank) for rank in (1, 2, 3))
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "problem"),
     [
         ('name="b" time="1" action="join"', "time: got '1'; accepted: services that join at 0 s"),
         ('name="b" time="0" action="crash"', "action: got 'crash'; accepted: services that join at 0 s"),
@@ -118,14 +118,14 @@ def test_replicas_that_join_at_the_start_are_the_nodes(tmp_path: Path) -> None:
         ('time="1"', "origin: missing; a value is required"),
     ],
 )
-def test_events_that_cannot_happen(tmp_path: Path, event: str, said: str) -> None:
+def test_invalid_events_are_refused(tmp_path: Path, event: str, problem: str) -> None:
     with pytest.raises(BadInput) as error:
         course(tmp_path, event)
-    assert said in str(error.value)
+    assert problem in str(error.value)
     assert f"network.path: {tmp_path / 'star.xml'}: " in str(error.value)
 
 
-# --- what is lost on its way
+# --- messages lost in flight
 
 CIRCLE = """<experiment boot="kollaps:2.0">
     <services> <service name="a"/> <service name="b"/> <service name="c"/> </services>
@@ -143,7 +143,7 @@ CIRCLE = """<experiment boot="kollaps:2.0">
 
 
 def on_a_circle(path: Path, event: str, algorithm: str) -> Experiment:
-    """Three nodes, one of them behind another bridge."""
+    """An experiment with three nodes, one of them behind another bridge."""
     path.write_text(CIRCLE.format(event=event))
     described: dict[str, Any] = {
         "nodes": 3,
@@ -167,10 +167,10 @@ def on_a_circle(path: Path, event: str, algorithm: str) -> Experiment:
         'origin="a" dest="s" drop="0"',
     ],
 )
-def test_a_network_on_which_nothing_is_lost_is_for_all_algorithms(
+def test_changing_network_without_loss_suits_all_algorithms(
     tmp_path: Path, event: str, algorithm: str
 ) -> None:
-    """It changes, but every path stays."""
+    """The network changes, but every path remains."""
     run = gossamer.run(on_a_circle(tmp_path / "circle.xml", event, algorithm), tmp_path)
     assert run.status == "done"
     assert run.metrics["messages_lost"].sum() == 0
@@ -184,9 +184,7 @@ def test_a_network_on_which_nothing_is_lost_is_for_all_algorithms(
         'origin="s" dest="b" drop="0.001"',
     ],
 )
-def test_a_network_that_loses_messages_later_is_refused_where_they_are_waited_for(
-    tmp_path: Path, event: str
-) -> None:
+def test_later_loss_is_refused_without_a_timeout(tmp_path: Path, event: str) -> None:
     with pytest.raises(BadInput, match=r"gather\.timeout_s: null, although messages are lost"):
         prepare(on_a_circle(tmp_path / "circle.xml", event, "d-psgd"))
     with pytest.raises(BadInput, match="network: sgp tolerates no message loss"):

@@ -31,7 +31,7 @@ def bandwidth(tmp_path: Path) -> Path:
     return path
 
 
-def test_each_pair_has_what_its_sites_have(latency: Path, bandwidth: Path) -> None:
+def test_paths_have_the_values_of_their_sites(latency: Path, bandwidth: Path) -> None:
     conditions = Matrix(
         latency_ms=latency, bandwidth_mbps=bandwidth, within_latency_s=0.001, within_bandwidth_mbps=100
     ).conditions(4, 1)
@@ -43,7 +43,7 @@ def test_each_pair_has_what_its_sites_have(latency: Path, bandwidth: Path) -> No
         (0, 1): (0.010, 1),
         (1, 0): (0.030, 3),
         (2, 1): (0.060, 6),
-        (0, 3): (0.0005, 100),  # node 3 is at site 0 again
+        (0, 3): (0.0005, 100),  # node 3 is also at site 0
         (3, 0): (0.0005, 100),
         (2, 2): (0.001, 70),
         (1, 1): (0.001, 100),
@@ -51,7 +51,7 @@ def test_each_pair_has_what_its_sites_have(latency: Path, bandwidth: Path) -> No
     assert paths[2, 1] == network.Path((2, 5), 0.06, 0, 0, 6 * MBPS)
 
 
-def test_blocks_put_neighbouring_ranks_at_one_site(latency: Path) -> None:
+def test_blocks_place_consecutive_ranks_at_one_site(latency: Path) -> None:
     blocks = Matrix(latency_ms=latency, placement="blocks", jitter_s=0.002, loss=0.1).conditions(7, 1)
     delays = [path and path.latency_s for path in (blocks.path(0, to) for to in range(7))]
     assert delays == [0.0005] * 3 + [0.01] * 2 + [0.02] * 2
@@ -59,7 +59,7 @@ def test_blocks_put_neighbouring_ranks_at_one_site(latency: Path) -> None:
     assert path == network.Path((0, 13), 0.02, 0.002, 0.1)
 
 
-def test_shared_bandwidth_is_a_link_for_each_ordered_pair_of_sites(bandwidth: Path) -> None:
+def test_shared_bandwidth_is_one_link_per_ordered_pair_of_sites(bandwidth: Path) -> None:
     conditions = Matrix(bandwidth_mbps=bandwidth, shared=True, uplink_mbps=(7, 8, 9, 10)).conditions(4, 1)
     assert (conditions.rates[:8] / MBPS).tolist() == [7, 8, 9, 10] + [math.inf] * 4
     across, again, back, inside = (conditions.path(*pair) for pair in ((0, 1), (3, 1), (1, 0), (0, 3)))
@@ -86,7 +86,7 @@ def test_shared_bandwidth_is_a_link_for_each_ordered_pair_of_sites(bandwidth: Pa
         "\ufeff0,1\n2,0",
     ],
 )
-def test_names_are_optional(tmp_path: Path, text: str) -> None:
+def test_names_of_sites_are_optional(tmp_path: Path, text: str) -> None:
     path = tmp_path / "latency.csv.gz"
     path.write_bytes(gzip.compress(text.encode()))
     conditions = Matrix(latency_ms=path).conditions(2, 1)
@@ -96,7 +96,7 @@ def test_names_are_optional(tmp_path: Path, text: str) -> None:
     assert (there.latency_s, back.latency_s) == (0.001, 0.002)
 
 
-def test_ten_aws_regions_come_with_the_package() -> None:
+def test_matrix_of_ten_aws_regions_is_included() -> None:
     spec = {"name": "matrix", "bandwidth_mbps": "aws-ten-regions", "latency_s": 0.001, "placement": "blocks"}
     aws = build("network", spec)
     assert isinstance(aws, Matrix)
@@ -104,7 +104,7 @@ def test_ten_aws_regions_come_with_the_package() -> None:
     rate = np.array([[conditions.path(6 * a, 6 * b).rate for b in range(10)] for a in range(10)]) / MBPS  # type: ignore[union-attr]
     np.testing.assert_array_equal(rate, rate.T)
     assert np.isinf(np.diag(rate)).all()
-    # capetown's and oregon's, and the sum over all 45 pairs
+    # Cape Town, Oregon, and the sum over all 45 pairs.
     assert rate[0, 1:].tolist() == [26, 36, 21, 60, 67, 34, 27, 44, 36]
     assert rate[9, :-1].tolist() == [36, 109, 49, 81, 68, 70, 39, 61, 105]
     assert rate[np.triu_indices(10, 1)].sum() == 351 + 592 + 729 + 303 + 698 + 330 + 118 + 153 + 105
@@ -115,7 +115,7 @@ def test_ten_aws_regions_come_with_the_package() -> None:
     assert build("network", aws.spec()) == aws
 
 
-def test_sites_that_were_not_measured_can_be_dropped(tmp_path: Path) -> None:
+def test_unmeasured_sites_can_be_dropped(tmp_path: Path) -> None:
     path = tmp_path / "latency.csv"
     path.write_text("0,1,-0.5,3\n4,0,nan,5\n6,7,0,8\n9,10,11,0\n")
     with pytest.raises(BadInput, match=r"row 1, column 3 of the numbers: blank or below 0"):
@@ -127,7 +127,7 @@ def test_sites_that_were_not_measured_can_be_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.data
 @pytest.mark.skipif(ROOT is None, reason="GOSSAMER_DATA_ROOT is not set: no measured latencies")
-def test_measured_latencies() -> None:
+def test_published_latencies_are_read() -> None:
     path = Path(str(ROOT)) / "network" / "plexus_latencies_227_oneway_ms.csv.gz"
     expected = np.loadtxt(path, delimiter=",") / 1000
     with pytest.raises(BadInput, match="of the numbers: blank or below 0"):
@@ -141,7 +141,7 @@ def test_measured_latencies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("1,2,3\n4,5,6\n", "2 x 3 numbers; accepted: a square matrix"),
         (",a,b\na,0,x\nb,1,0\n", "a word among the numbers; accepted: numbers"),
@@ -154,10 +154,10 @@ def test_measured_latencies() -> None:
         ("\xff", "invalid utf-8 sequence"),
     ],
 )
-def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "latency.csv"
     path.write_bytes(text.encode("latin1"))
-    with pytest.raises(BadInput, match=said) as error:
+    with pytest.raises(BadInput, match=problem) as error:
         Matrix(latency_ms=path).conditions(2, 1)
     assert str(error.value).startswith(f"network.latency_ms: {path}")
 
@@ -166,14 +166,14 @@ def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
     ("name", "content"),
     [("gone.csv", None), ("cut.csv.gz", gzip.compress(b"0,1", mtime=0)[:-9])],
 )
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(BadInput, match=r"accepted: a CSV file \(\.csv or \.csv\.gz\)"):
         Matrix(bandwidth_mbps=tmp_path / name).conditions(2, 1)
 
 
-def test_parameters_that_are_refused(latency: Path, tmp_path: Path) -> None:
+def test_invalid_parameters_are_refused(latency: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="latency_ms, bandwidth_mbps, or both"):
         build("network", "matrix")
     with pytest.raises(BadInput, match="latency_ms or latency_s, not both"):
@@ -192,22 +192,20 @@ def test_parameters_that_are_refused(latency: Path, tmp_path: Path) -> None:
     assert build("network", Matrix(latency_ms=latency).spec()) == Matrix(latency_ms=latency)
 
 
-def test_files_are_named_relative_to_the_experiment_and_the_shipped_one_by_its_name(
-    latency: Path, bandwidth: Path
-) -> None:
+def test_file_paths_are_relative_to_the_experiment(latency: Path, bandwidth: Path) -> None:
     spec = {"name": "matrix", "latency_ms": latency.name, "bandwidth_mbps": bandwidth.name}
     assert build("network", spec, {"folder": latency.parent}) == Matrix(
         latency_ms=latency, bandwidth_mbps=bandwidth
     )
-    said = {"name": "matrix", "bandwidth_mbps": placed("aws-ten-regions", Path())}
-    assert build("network", said, {"folder": latency.parent}) == Matrix(bandwidth_mbps="aws-ten-regions")
+    by_name = {"name": "matrix", "bandwidth_mbps": placed("aws-ten-regions", Path())}
+    assert build("network", by_name, {"folder": latency.parent}) == Matrix(bandwidth_mbps="aws-ten-regions")
 
 
-def test_numbers_that_name_sites_are_no_latencies(tmp_path: Path) -> None:
-    """As pandas writes them."""
+def test_numbers_naming_sites_are_not_read_as_latencies(tmp_path: Path) -> None:
+    """pandas writes such names."""
     path = tmp_path / "latency.csv"
     path.write_text(",0,1,2\n0,,10,20\n1,30,,40\n2,50,60,\n")
     conditions = Matrix(latency_ms=path).conditions(3, 1)
-    found = conditions.path(0, 1)
-    assert found is not None
-    assert found.latency_s == 0.010
+    path_01 = conditions.path(0, 1)
+    assert path_01 is not None
+    assert path_01.latency_s == 0.010

@@ -15,7 +15,7 @@ MBPS = 125_000
 
 
 def course(network: Network, nodes: int, changes: int) -> list[tuple[float, list[float]]]:
-    """The start and the first changes: when, and the rates."""
+    """Times and rates at the start and after the first changes."""
     states = [(0.0, network.conditions(nodes, 1)), *islice(network.changes(nodes, 1), changes)]
     return [(at_s, (conditions.rates / MBPS).tolist()) for at_s, conditions in states]
 
@@ -24,7 +24,7 @@ def changes(*given: tuple[float, float, tuple[int, ...] | None]) -> list[dict[st
     return [{"at_s": at_s, "factor": factor, "ranks": ranks} for at_s, factor, ranks in given]
 
 
-def test_factors_apply_to_the_base_from_their_time_on() -> None:
+def test_factors_apply_to_the_base_from_their_time() -> None:
     network = Varying(
         base=UniformNetwork(uplink_mbps=10, downlink_mbps=20),
         rate_changes=changes((5, 0.5, (1,)), (2, 0.1, None), (5, 2, (0,)), (9, 1, None), (0, 3, (0,))),  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def test_factors_apply_to_the_base_from_their_time_on() -> None:
     ]
 
 
-def test_both_the_base_and_the_factor_may_change(tmp_path: Path) -> None:
+def test_base_and_factor_may_both_change(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("time_s,rank,uplink_mbps,downlink_mbps\n0,*,10,10\n2,0,20,\n3,1,,30\n")
     network = Varying(
@@ -53,7 +53,7 @@ def test_both_the_base_and_the_factor_may_change(tmp_path: Path) -> None:
     ]
 
 
-def test_the_rate_of_a_path_is_multiplied_by_the_smaller_factor(tmp_path: Path) -> None:
+def test_path_rate_is_multiplied_by_the_smaller_factor(tmp_path: Path) -> None:
     (tmp_path / "rates.csv").write_text("0,8\n4,0\n")
     base = Matrix(bandwidth_mbps=tmp_path / "rates.csv", latency_s=1.5)
     conditions = Varying(base=base, rate_changes=changes((0, 0.5, (0,)))).conditions(2, 1)  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_the_rate_of_a_path_is_multiplied_by_the_smaller_factor(tmp_path: Path) 
     assert (there.rate / MBPS, back.rate / MBPS, there.latency_s) == (4, 2, 1.5)
 
 
-def test_a_varying_network_shares_links_as_its_base_does() -> None:
+def test_varying_network_shares_links_like_its_base() -> None:
     spec = {
         "name": "varying",
         "base": {"name": "star", "sharing": "fair", "uplink_mbps": 1},
@@ -88,19 +88,19 @@ def trace(tmp_path: Path, lines: str, **fields: Any) -> Trace:
     return Trace(path=path, **fields)
 
 
-def test_a_trace_starts_from_the_base_and_blank_cells_leave_things_be(tmp_path: Path) -> None:
+def test_trace_starts_from_the_base_and_ignores_blank_cells(tmp_path: Path) -> None:
     network = trace(tmp_path, "1,1.5,4,,\n*,2,,6,\n0,2,1,2,\n", bandwidth_mbps=8)
     assert course(network, 2, 9) == [(0, [8, 8, 8, 8]), (1.5, [8, 4, 8, 8]), (2, [1, 4, 2, 6])]
     assert course(trace(tmp_path, "0,0,1,,\n"), 2, 1) == [(0, [1, math.inf, math.inf, math.inf])]
 
 
-def test_a_repeated_trace_begins_as_at_the_start(tmp_path: Path) -> None:
+def test_repeated_trace_restarts_from_the_beginning(tmp_path: Path) -> None:
     network = trace(tmp_path, "0,1,4,4,\n", bandwidth_mbps=8, repeat_s=10)
     states = course(network, 1, 5)
     assert states == [(0, [8, 8]), (1, [4, 4]), (10, [8, 8]), (11, [4, 4]), (20, [8, 8]), (21, [4, 4])]
 
 
-def test_a_traced_latency_is_that_of_a_nodes_own_link(tmp_path: Path) -> None:
+def test_traced_latency_applies_to_the_link_of_the_node(tmp_path: Path) -> None:
     network = trace(tmp_path, "0,0,,,100\n*,1,,,0\n1,1,,,50\n", latency_s=0.25, jitter_s=0.5, loss=0.1)
     start = network.conditions(3, 1)
     (_, later), *none = network.changes(3, 1)
@@ -119,7 +119,7 @@ def test_a_traced_latency_is_that_of_a_nodes_own_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "problem"),
     [
         ("", r"no line after the header; accepted: one or more"),
         ("3,0,1,1,\n", r"rank: node 3 of 3 nodes; accepted: ranks 0 to 2"),
@@ -132,12 +132,12 @@ def test_a_traced_latency_is_that_of_a_nodes_own_link(tmp_path: Path) -> None:
         ("0,7,1,1,\n", r"network\.repeat_s: 7; accepted: more than the trace's last time, 7"),
     ],
 )
-def test_traces_that_are_refused(tmp_path: Path, lines: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_invalid_traces_are_refused(tmp_path: Path, lines: str, problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
         trace(tmp_path, lines, repeat_s=7).conditions(3, 1)
 
 
-def test_other_columns_are_refused(tmp_path: Path) -> None:
+def test_wrong_columns_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("time_s,rank,up\n")
     with pytest.raises(BadInput, match=r"no column downlink_mbps, uplink_mbps; accepted: a header of"):
@@ -145,7 +145,7 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "problem"),
     [
         ({"base": "ring"}, r"network\.base: unknown name 'ring'"),
         ({"base": {"name": "uniform", "loss": 2}}, r"network\.base\.loss: got 2"),
@@ -158,16 +158,16 @@ def test_other_columns_are_refused(tmp_path: Path) -> None:
         ({"rate_changes": changes((1, 0, None))}, r"network\.rate_changes\.0\.factor: got 0"),
         (
             {"rate_changes": changes((-1, 1, None))},
-            r"^[^\n]*network\.rate_changes\.0\.at_s: got -1[^\n]*$",  # and nothing more
+            r"^[^\n]*network\.rate_changes\.0\.at_s: got -1[^\n]*$",  # and no other problem
         ),
     ],
 )
-def test_changes_that_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_invalid_changes_are_refused(fields: dict[str, Any], problem: str) -> None:
     spec = {
         "name": "varying",
         "base": {"name": "uniform", "bandwidth_mbps": 1},
         "rate_changes": changes((1, 2, None)),
         **fields,
     }
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=problem):
         build("network", spec).conditions(3, 1)  # type: ignore[attr-defined]

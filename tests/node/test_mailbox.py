@@ -1,4 +1,4 @@
-"""Which messages a mailbox gives, and which come too late."""
+"""Mailbox: receive, drain and gather, late messages, and the bound on unread ones."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def mailbox(*messages: Message) -> Mailbox:
     setup = mock.Mock(spec=Setup, experiment=SimpleNamespace(gather=gather))
     host = mock.Mock(spec=Host, lost=set(), presence=None, counters=Traffic(), now=lambda: 1.0)
     box = Mailbox(setup, 9, host, lambda: 0, Expectations(3, encoded=False))
-    for each in messages:
-        box.deliver(each)
+    for sent in messages:
+        box.deliver(sent)
     return box
 
 
 def missed(box: Mailbox, prefix: tuple[str | int, ...], *sources: int) -> None:
-    """Gather without waiting for anybody; nothing of these sources is here."""
+    """Gather without waiting, where no message from these sources has arrived."""
     assert asyncio.run(box.gather(set(sources), prefix, 0, None)).missing == sources
 
 
-def test_a_tag_is_a_tuple_of_its_parts() -> None:
+def test_tag_is_a_tuple_of_its_parts() -> None:
     assert as_tag("model") == ("model",)
     assert as_tag(3) == (3,)
     assert as_tag(("model", 3)) == ("model", 3)
@@ -51,18 +51,18 @@ def test_a_tag_is_a_tuple_of_its_parts() -> None:
 
 
 @given(Messages, Tags, st.none() | st.integers(0, 3))
-def test_draining_splits_the_messages_and_keeps_their_order(
+def test_drain_takes_matching_messages_and_keeps_their_order(
     sent: list[tuple[int, tuple[Any, ...]]], prefix: tuple[Any, ...], source: int | None
 ) -> None:
     messages = [message(source, *tag) for source, tag in sent]
     box, one_by_one = mailbox(*messages), mailbox(*messages)
     fits = [
-        each
-        for each in messages
-        if each.tag[: len(prefix)] == prefix and (source is None or each.source == source)
+        item
+        for item in messages
+        if item.tag[: len(prefix)] == prefix and (source is None or item.source == source)
     ]
     assert box.drain(prefix, source, newest=False) == fits
-    assert box.messages == [each for each in messages if each not in fits]
+    assert box.messages == [item for item in messages if item not in fits]
 
     async def received() -> list[Message]:
         return [await one_by_one.receive(prefix, source, None) for _ in fits]
@@ -72,28 +72,28 @@ def test_draining_splits_the_messages_and_keeps_their_order(
     assert one_by_one.host.counters.messages_taken == len(fits)
 
 
-def test_messages_that_nobody_takes_do_not_pile_up() -> None:
+def test_unread_messages_are_bounded_per_sender() -> None:
     box = mailbox(*(message(3, "early", k) for k in range(5)))
     for k in range(50_000):
         box.deliver(message(0, "nobody", k))
         assert len(box.messages) <= 2 * MAX_UNREAD + 10
     box.deliver(message(0, "last"))
-    of = Counter(each.source for each in box.messages)
-    assert of[3] == 5
-    assert of[0] + box.host.counters.messages_refused == 50_001
-    assert [each.tag for each in box.drain((), 0, newest=False)[-2:]] == [("nobody", 49_999), ("last",)]
-    said = "node 9 drops messages of node 0: over 4096 are unread"
-    assert box.host.event.mock_calls == [mock.call("unread", said)]  # type: ignore[attr-defined]
+    unread = Counter(item.source for item in box.messages)
+    assert unread[3] == 5
+    assert unread[0] + box.host.counters.messages_refused == 50_001
+    assert [item.tag for item in box.drain((), 0, newest=False)[-2:]] == [("nobody", 49_999), ("last",)]
+    event = "node 9 drops messages of node 0: over 4096 are unread"
+    assert box.host.event.mock_calls == [mock.call("unread", event)]  # type: ignore[attr-defined]
 
 
-def test_many_senders_may_have_few_unread_messages_each() -> None:
+def test_many_senders_with_few_unread_messages_lose_none() -> None:
     box = mailbox(*(message(k % 10_000, "model") for k in range(30_000)))
     assert len(box.messages) == 30_000
     assert box.host.counters.messages_refused == 0
 
 
 @given(Messages, Tags)
-def test_gathering_takes_everyones_oldest(
+def test_gather_takes_the_oldest_message_of_each_source(
     sent: list[tuple[int, tuple[Any, ...]]], prefix: tuple[Any, ...]
 ) -> None:
     messages = [message(source, *tag) for source, tag in sent]
@@ -101,13 +101,13 @@ def test_gathering_takes_everyones_oldest(
     inbox = asyncio.run(box.gather({0, 2}, prefix, 0, None))
     oldest = []
     for source in (0, 2):
-        fits = [each for each in messages if each.source == source and matches(prefix, each.tag)]
+        fits = [item for item in messages if item.source == source and matches(prefix, item.tag)]
         assert (source in inbox) is bool(fits)
         oldest += fits[:1]
-    assert box.messages == [each for each in messages if each not in oldest]
+    assert box.messages == [item for item in messages if item not in oldest]
 
 
-def test_a_latecomer_is_dropped_once_for_each_time_that_it_was_missed() -> None:
+def test_one_missed_message_is_dropped_once_when_late() -> None:
     box = mailbox()
     missed(box, ("m", 1), 2, 3)
     late, again, other_tag, other_source = (
@@ -116,34 +116,34 @@ def test_a_latecomer_is_dropped_once_for_each_time_that_it_was_missed() -> None:
         message(3, "m", 2),
         message(4, "m", 1),
     )
-    for each in (other_tag, other_source, late, again):
-        box.deliver(each)
+    for item in (other_tag, other_source, late, again):
+        box.deliver(item)
     assert box.messages == [other_tag, other_source, again]
     assert box.host.counters.messages_late == 1
 
 
-def test_two_gathers_that_missed_a_message_drop_two() -> None:
+def test_two_gathers_that_miss_a_message_drop_two() -> None:
     box = mailbox()
     missed(box, ("m",), 2)
     missed(box, ("m",), 2, 3)
     late = [message(2, "m"), message(2, "m", 1), message(3, "m")]
     kept = [message(2, "m"), message(3, "m")]
-    for each in (late[0], late[1], kept[0], late[2], kept[1]):
-        box.deliver(each)
+    for item in (late[0], late[1], kept[0], late[2], kept[1]):
+        box.deliver(item)
     assert box.messages == kept
 
 
-def test_many_messages_that_were_lost_make_no_other_one_late() -> None:
+def test_lost_messages_do_not_make_other_messages_late() -> None:
     box = mailbox()
     for r in range(1000):
         missed(box, ("m", r), 1)
     kept, late = [message(1, "m", 1000), message(1, "m", 500)], message(1, "m", 500)
-    for each in (kept[0], late, kept[1]):
-        box.deliver(each)
+    for item in (kept[0], late, kept[1]):
+        box.deliver(item)
     assert box.messages == kept
 
 
-def test_a_retired_mailbox_keeps_no_message() -> None:
+def test_retired_mailbox_drops_all_messages() -> None:
     box = mailbox(message(1, "m"))
     box.retire()
     box.deliver(message(2, "m"))
@@ -151,7 +151,7 @@ def test_a_retired_mailbox_keeps_no_message() -> None:
     assert box.host.counters.messages_late == 2
 
 
-def test_waits_in_words() -> None:
+def test_waiters_describe_themselves() -> None:
     async def scene() -> list[str]:
         box = mailbox(message(1, "m"))
         tasks = [
@@ -172,19 +172,19 @@ def test_waits_in_words() -> None:
     ]
 
 
-def test_an_inbox_is_in_rank_order() -> None:
+def test_inbox_is_in_rank_order() -> None:
     inbox = Inbox({3: "c", 1: "a"}, {5, 2})
     assert list(inbox.items()) == [(1, "a"), (3, "c")]
     assert inbox.missing == (2, 5)
 
 
-def test_a_restored_mailbox_keeps_what_has_arrived_meanwhile() -> None:
+def test_restored_mailbox_keeps_messages_that_arrived_meanwhile() -> None:
     box = mailbox(message(1, "new"))
     box.restore([message(1, "saved")], mailbox().saved())
-    assert [each.tag for each in box.messages] == [("saved",), ("new",)]
+    assert [item.tag for item in box.messages] == [("saved",), ("new",)]
 
 
-def test_a_node_that_has_missed_messages_for_long_can_be_saved() -> None:
+def test_mailbox_with_many_missed_messages_can_be_saved() -> None:
     box = mailbox()
 
     async def miss() -> None:
@@ -195,21 +195,21 @@ def test_a_node_that_has_missed_messages_for_long_can_be_saved() -> None:
     saved = decode(*vars(encode(box.saved())).values())
     other = mailbox()
     other.restore([], saved)
-    for each in (message(1, "model", 0), message(1, "model", MAX_ITEMS - 1), message(1, "model", MAX_ITEMS)):
-        other.deliver(each)
-    assert [each.tag for each in other.messages] == [("model", MAX_ITEMS)]
+    for item in (message(1, "model", 0), message(1, "model", MAX_ITEMS - 1), message(1, "model", MAX_ITEMS)):
+        other.deliver(item)
+    assert [item.tag for item in other.messages] == [("model", MAX_ITEMS)]
 
 
-def test_a_tag_of_many_parts_is_not_looked_up_part_by_part() -> None:
+def test_long_tag_is_not_looked_up_part_by_part() -> None:
     class Counted(tuple[str | int, ...]):
-        looks = 0
+        lookups = 0
 
         def __getitem__(self, index: Any) -> Any:
-            Counted.looks += 1
+            Counted.lookups += 1
             return super().__getitem__(index)
 
     box = mailbox()
     missed(box, ("model", 1), 2)
     box.deliver(Message(1, Counted(range(1000)), None, 0.0))
     assert len(box.messages) == 1
-    assert Counted.looks < 10
+    assert Counted.lookups < 10

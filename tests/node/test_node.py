@@ -32,7 +32,7 @@ def test_neighbors_and_weights_of_an_undirected_graph(tmp_path: Path) -> None:
         assert list(values[rank][1]) == list(around)
 
 
-def test_a_directed_graph_wants_its_direction_named(tmp_path: Path) -> None:
+def test_directed_graph_requires_a_direction(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         with pytest.raises(ValueError, match='"both" on a directed graph; accepted: "in" or "out"'):
             await node.neighbors(0)
@@ -47,7 +47,7 @@ def test_a_directed_graph_wants_its_direction_named(tmp_path: Path) -> None:
         assert values[rank] == (senders, receivers)
 
 
-def test_layers_are_asked_for_by_name(tmp_path: Path) -> None:
+def test_neighbors_of_a_layer_are_given_by_name(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         return await node.neighbors(0, layer="near"), await node.neighbors(0, layer="far")
 
@@ -56,7 +56,7 @@ def test_layers_are_asked_for_by_name(tmp_path: Path) -> None:
     assert values[0] == ((1, 4), (1, 2, 3, 4))
 
 
-def test_the_current_round_is_the_default(tmp_path: Path) -> None:
+def test_graph_queries_default_to_the_current_round(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         seen = []
         async for r in node.rounds():
@@ -71,7 +71,7 @@ def test_the_current_round_is_the_default(tmp_path: Path) -> None:
     assert len(set(values[0])) > 1
 
 
-def test_the_topology_is_the_whole_graph(tmp_path: Path) -> None:
+def test_topology_is_the_whole_graph(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         return node.topology(0)
 
@@ -83,7 +83,7 @@ def test_the_topology_is_the_whole_graph(tmp_path: Path) -> None:
 # --- time ---
 
 
-def test_sleeping_takes_its_time_and_nothing_else(tmp_path: Path) -> None:
+def test_sleep_advances_time_by_exactly_its_duration(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         times = [node.now()]
         for seconds in (0.5, 0.0, 1e-9, 3600.0):
@@ -95,7 +95,7 @@ def test_sleeping_takes_its_time_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("inf"), float("nan")])
-def test_a_time_that_is_none_is_refused(tmp_path: Path, seconds: float) -> None:
+def test_negative_or_non_finite_sleep_is_refused(tmp_path: Path, seconds: float) -> None:
     async def script(node: Node) -> None:
         with pytest.raises(ValueError, match="accepted: a finite number, at least 0"):
             await node.sleep(seconds)
@@ -103,11 +103,11 @@ def test_a_time_that_is_none_is_refused(tmp_path: Path, seconds: float) -> None:
     play(tmp_path, script, 1)
 
 
-def test_those_that_wake_at_one_instant_wake_by_rank(tmp_path: Path) -> None:
+def test_nodes_waking_at_one_instant_wake_in_rank_order(tmp_path: Path) -> None:
     order: list[int] = []
 
     async def script(node: Node) -> None:
-        # Reached by different sums, so that the order in which they were set is another one.
+        # Different sums reach the same instant, so the timers were set in another order.
         await node.sleep(0.1 * (node.size - node.rank))
         await node.sleep(1.0 - 0.1 * (node.size - node.rank))
         assert node.now() == 1.0
@@ -145,7 +145,7 @@ def test_draws_are_keyed_by_seed_purpose_rank_and_counters(tmp_path: Path) -> No
     assert values[1]["counter"] == int(generator(1, "algorithm/x", 1, 1).integers(2**63))
 
 
-def test_secrets_are_keyed_when_simulated_and_nobody_elses(tmp_path: Path) -> None:
+def test_simulated_secrets_are_reproducible_and_distinct(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         return node.secret(16), node.secret(16), node.secret(5)
 
@@ -158,7 +158,7 @@ def test_secrets_are_keyed_when_simulated_and_nobody_elses(tmp_path: Path) -> No
 # --- state, rounds and records ---
 
 
-def test_state_outlives_a_round(tmp_path: Path) -> None:
+def test_state_persists_across_rounds(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         async for _ in node.rounds():
             node.state["sum"] = node.state.get("sum", torch.zeros(2)) + 1
@@ -180,7 +180,7 @@ def test_rounds_count_from_zero_to_the_stop_rule(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1, stop=SEVERAL).values[0] == ([0, 1, 2, 3], 4)
 
 
-def test_leaving_the_loop_does_not_end_the_round(tmp_path: Path) -> None:
+def test_breaking_out_of_the_loop_does_not_end_the_round(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         async for r in node.rounds():
             if r == 2:
@@ -193,7 +193,7 @@ def test_leaving_the_loop_does_not_end_the_round(tmp_path: Path) -> None:
 EACH_ROUND = {"every_rounds": 1, "samples": None}
 
 
-def test_ending_rounds_by_hand_does_what_the_loop_does(tmp_path: Path) -> None:
+def test_end_round_equals_the_rounds_loop(tmp_path: Path) -> None:
     async def loop(node: Node) -> None:
         async for _ in node.rounds():
             await node.train()
@@ -227,7 +227,7 @@ def test_recorded_values_become_columns_of_the_next_row(tmp_path: Path) -> None:
     assert rows["name"].to_list() == [None, *["node 1"] * 4]
 
 
-def test_rows_hold_the_mean_training_loss_since_the_last_one(tmp_path: Path) -> None:
+def test_rows_hold_the_mean_training_loss_since_the_last_row(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         losses = []
         async for _ in node.rounds():

@@ -1,4 +1,4 @@
-"""Checkpoints of single nodes: what a node saves it restores, a file holds all of it, and what is wrong is refused."""
+"""Checkpoints of single nodes: round trips through files, restored nodes, and files that are refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ seconds = st.floats(0, 1e6)
 states = st.dictionaries(st.text(max_size=4), payloads, max_size=3)
 tags = st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=3)), max_size=3)
 messages = st.tuples(st.integers(0, 9), tags, payloads, seconds, st.integers(-1, 50))
-# Fields, and not the objects: what checks types when they are made draws numbers, which strategies must not.
+# Fields rather than objects: constructors that check types draw random numbers, which strategies must not.
 fields = st.fixed_dictionaries(
     {
         "rank": numbers,
@@ -69,29 +69,29 @@ def small(**changes: Any) -> Checkpoint:
 
 @settings(max_examples=40)
 @given(fields)
-def test_a_file_holds_all_of_a_checkpoint(
+def test_checkpoint_survives_a_write_and_a_read(
     tmp_path_factory: pytest.TempPathFactory, drawn: dict[str, Any]
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "whole.safetensors"
-    unread = [message(*each) for each in drawn["unread"]]
-    arriving = [message(*each) for each in drawn["arriving"]]
+    unread = [message(*entry) for entry in drawn["unread"]]
+    arriving = [message(*entry) for entry in drawn["arriving"]]
     model = Model(torch.arange(3.0), torch.ones(2))
     saved = Checkpoint(**{**drawn, "unread": unread, "arriving": arriving}, model=model)
     write(saved, path, {"experiment": "this"})
     assert equal(saved, read(path, {"experiment": "this"}))
 
 
-def test_what_is_read_is_aligned_and_keeps_no_file_open(tmp_path: Path) -> None:
-    """Bits of a product depend on the alignment of its operands."""
+def test_read_tensors_are_aligned_and_hold_no_file_open(tmp_path: Path) -> None:
+    """The bits of a matrix product depend on the alignment of its operands."""
     path = tmp_path / "node.safetensors"
     write(
         small(state={"a": torch.ones(3), "b": torch.ones(1001)}, optimizer={"m": torch.ones(7)}),
         path,
         {"experiment": "this"},
     )
-    found = read(path)
-    assert found.optimizer is not None
-    tensors = [*found.model, found.state["a"], found.state["b"], found.optimizer["m"]]
+    restored = read(path)
+    assert restored.optimizer is not None
+    tensors = [*restored.model, restored.state["a"], restored.state["b"], restored.optimizer["m"]]
     assert [tensor.data_ptr() % 64 for tensor in tensors if tensor.numel()] == [0] * sum(
         tensor.numel() > 0 for tensor in tensors
     )
@@ -99,7 +99,7 @@ def test_what_is_read_is_aligned_and_keeps_no_file_open(tmp_path: Path) -> None:
         assert str(path) not in maps.read_text()
 
 
-def test_other_readers_of_safetensors_see_the_vectors(tmp_path: Path) -> None:
+def test_safetensors_library_reads_the_vectors(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
     write(small(), path, {"experiment": "this"})
     tensors = load_file(path)
@@ -109,44 +109,44 @@ def test_other_readers_of_safetensors_see_the_vectors(tmp_path: Path) -> None:
     assert torch.equal(tensors["unread-0.0"], torch.ones(4))
 
 
-def test_tensors_come_to_lie_where_they_are_wanted(tmp_path: Path) -> None:
+def test_read_passes_tensors_through_the_given_function(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
     write(small(), path, {"experiment": "this"})
-    found = read(path, {"experiment": "this"}, torch.neg)
-    assert torch.equal(found.model.parameters, -small().model.parameters)
-    assert torch.equal(found.unread[0].payload, -torch.ones(4))
+    restored = read(path, {"experiment": "this"}, torch.neg)
+    assert torch.equal(restored.model.parameters, -small().model.parameters)
+    assert torch.equal(restored.unread[0].payload, -torch.ones(4))
 
 
 @settings(max_examples=50)
 @given(st.data())
-def test_no_damage_goes_unnoticed(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damaged_file_is_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "damaged.safetensors"
     write(small(), path, {"experiment": "this"})
     whole = path.read_bytes()
     kind = data.draw(st.sampled_from(["cut", "longer", "flipped"]))
-    place = data.draw(st.integers(0, len(whole) - 1))
+    position = data.draw(st.integers(0, len(whole) - 1))
     if kind == "cut":
-        damaged = whole[:place]
+        damaged = whole[:position]
     elif kind == "longer":
-        damaged = whole + whole[: place + 1]
+        damaged = whole + whole[: position + 1]
     else:
         damaged = bytearray(whole)
-        damaged[place] ^= 1 << data.draw(st.integers(0, 7))
+        damaged[position] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(damaged)
     try:
-        found = read(path, {"experiment": "this"})
+        restored = read(path, {"experiment": "this"})
     except BadInput as error:
-        said = error.problems
-    else:  # a space of the padding, or the case of a letter in an escape, says nothing
+        problems = error.problems
+    else:  # a space of the padding, or the case of a letter in an escape, carries no information
         assert kind == "flipped"
-        assert equal(found, small())
+        assert equal(restored, small())
         return
-    assert len(said) == 1
-    assert said[0].startswith(f"{path}: ")
-    assert "accepted: a checkpoint as gossamer has written it" in said[0]
+    assert len(problems) == 1
+    assert problems[0].startswith(f"{path}: ")
+    assert "accepted: a checkpoint as gossamer has written it" in problems[0]
 
 
-def test_a_file_of_another_experiment_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_another_experiment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
     write(small(), path, {"experiment": "this"})
     with pytest.raises(
@@ -156,7 +156,7 @@ def test_a_file_of_another_experiment_is_refused(tmp_path: Path) -> None:
     assert equal(read(path), small())
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="No such file or directory; accepted: a checkpoint"):
         read(tmp_path / "none.safetensors")
     path = tmp_path / "other.safetensors"
@@ -181,10 +181,10 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
 # --- nodes ---
 
 
-def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
-    """Saved by one node of a run, restored in the same place of another run: the same steps from there."""
+def test_restored_node_continues_with_the_same_steps(tmp_path: Path) -> None:
+    """A node of another run, restored from the checkpoint of its rank, takes the same steps from there."""
 
-    async def until(node: Node, steps: int) -> None:
+    async def train(node: Node, steps: int) -> None:
         for _ in range(steps):
             await node.train()
 
@@ -192,7 +192,7 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
 
     async def first(node: Node) -> Any:
         node.state["kept"] = [torch.ones(2), {"age": 3}]
-        await until(node, 3)
+        await train(node, 3)
         if node.rank == 0:
             node.send(1, node.parameters, tag=("model", 1))
             node.send(1, "later", tag="gone")
@@ -204,18 +204,18 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
         node.record(half=0.5)
         node.reset_optimizer()
         saved[node.rank] = node._runtime.checkpoint(secrets=2)
-        node.state["kept"][0].zero_()  # which is the algorithm's to write
-        await until(node, 3)
+        node.state["kept"][0].zero_()  # the algorithm may write its state in place
+        await train(node, 3)
         return node.parameters, node.step
 
     async def second(node: Node) -> Any:
         write(saved[node.rank], tmp_path / "node.safetensors", {})
-        found = read(tmp_path / "node.safetensors")
-        assert found.engine == {"secrets": 2}
-        node._runtime.restore(found)
+        restored = read(tmp_path / "node.safetensors")
+        assert restored.engine == {"secrets": 2}
+        node._runtime.restore(restored)
         assert same(node.state, {"kept": [torch.ones(2), {"age": 3}]})
         assert node._runtime.columns == {"half": 0.5}
-        assert equal(node._runtime.checkpoint(secrets=2), replaced_time(found, node.now()))
+        assert equal(node._runtime.checkpoint(secrets=2), replaced_time(restored, node.now()))
         if node.rank == 0:
             node.send(1, "again", tag=("gone", 2))
             node.send(1, "once more", tag=("gone", 3))
@@ -224,7 +224,7 @@ def test_a_node_goes_on_as_if_it_had_not_been_another(tmp_path: Path) -> None:
             node.send(0, "in time", tag="gone")
         await node.sleep(0.5)
         heard = [(message.tag, message.payload) for message in node.drain()]
-        await until(node, 3)
+        await train(node, 3)
         return node.parameters, node.step, heard
 
     optimizer = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -242,7 +242,7 @@ def replaced_time(saved: Checkpoint, now: float) -> Checkpoint:
     return Checkpoint(**{**vars(saved), "time_s": now})
 
 
-def test_a_node_is_no_other_node(tmp_path: Path) -> None:
+def test_checkpoint_of_another_node_is_refused(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         saved = node._runtime.checkpoint()
         with pytest.raises(BadInput, match=rf"of node {node.rank + 1}, .*accepted: of node {node.rank}"):
@@ -255,7 +255,7 @@ def test_a_node_is_no_other_node(tmp_path: Path) -> None:
     play(tmp_path, script, 2)
 
 
-def test_state_that_can_t_be_saved_is_named(tmp_path: Path) -> None:
+def test_unsupported_state_entry_is_named(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         node.state["odd"] = {1, 2}
         with pytest.raises(TypeError, match=r"node.state\['odd'\]: payload: set can't be sent"):

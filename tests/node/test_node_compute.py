@@ -24,7 +24,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 def trained(described: Any, rank: int, start: torch.Tensor, steps: int) -> torch.Tensor:
-    """The bits that the sequential trainer gives for full batches from a start."""
+    """Parameters after steps of the sequential trainer on full batches, bit for bit."""
     setup = prepare(described)
     trainer = SequentialTrainer(setup.task, described.optimizer, Rows(FEATURES))
     batches = [torch.from_numpy(setup.parts[rank])] * steps
@@ -33,7 +33,7 @@ def trained(described: Any, rank: int, start: torch.Tensor, steps: int) -> torch
     return result.model.parameters
 
 
-def test_training_is_gradient_descent_and_takes_its_time(tmp_path: Path) -> None:
+def test_training_is_gradient_descent_and_takes_its_duration(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         loss = await node.train(3)
@@ -49,7 +49,7 @@ def test_training_is_gradient_descent_and_takes_its_time(tmp_path: Path) -> None
         assert step == 3
 
 
-def test_training_is_invisible_until_its_due_instant_and_then_assigned_bit_for_bit(tmp_path: Path) -> None:
+def test_training_result_is_assigned_exactly_when_due(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         training = node.spawn(node.train(2))
@@ -65,7 +65,7 @@ def test_training_is_invisible_until_its_due_instant_and_then_assigned_bit_for_b
     assert torch.equal(after, trained(experiment(script, 1), 0, start, 2))
 
 
-def test_training_works_on_the_snapshot_at_the_call_and_is_added_to_what_was_written_since(
+def test_training_update_is_added_to_a_write_made_meanwhile(
     tmp_path: Path,
 ) -> None:
     async def script(node: Node) -> Any:
@@ -80,7 +80,7 @@ def test_training_works_on_the_snapshot_at_the_call_and_is_added_to_what_was_wri
     assert torch.equal(after, trained(experiment(script, 1), 0, start, 2) - start)
 
 
-def test_a_write_of_the_same_values_is_a_write(tmp_path: Path) -> None:
+def test_assigning_equal_values_during_training_counts_as_a_write(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = torch.tensor([1e6, -1e6, 3e5])  # so large that adding the update rounds differently
         start = node.parameters
@@ -95,7 +95,7 @@ def test_a_write_of_the_same_values_is_a_write(tmp_path: Path) -> None:
     assert torch.equal(after, start + (result - start))
 
 
-def test_two_trainings_run_one_after_the_other_from_the_snapshots_of_their_calls(tmp_path: Path) -> None:
+def test_queued_trainings_start_from_the_snapshots_of_their_calls(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         first, second = node.spawn(node.train(2)), node.spawn(node.train(3))
@@ -113,7 +113,7 @@ def test_two_trainings_run_one_after_the_other_from_the_snapshots_of_their_calls
     np.testing.assert_allclose(wide(after), both, **CLOSE)
 
 
-def test_nodes_compute_at_the_same_time(tmp_path: Path) -> None:
+def test_nodes_compute_concurrently(tmp_path: Path) -> None:
     async def script(node: Node) -> float:
         await node.train(1 + node.rank)
         await node.gradient()
@@ -122,7 +122,7 @@ def test_nodes_compute_at_the_same_time(tmp_path: Path) -> None:
     assert play(tmp_path, script, 3).values == {0: 2.0, 1: 3.0, 2: 4.0}
 
 
-def test_a_cancelled_training_is_not_applied_and_the_next_one_starts_at_once(tmp_path: Path) -> None:
+def test_cancelled_training_is_discarded_and_the_next_starts_at_once(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         first, second = node.spawn(node.train(2)), node.spawn(node.train(3))
@@ -137,11 +137,11 @@ def test_a_cancelled_training_is_not_applied_and_the_next_one_starts_at_once(tmp
         return start, node.parameters
 
     start, after = play(tmp_path, script, 1).values[0]
-    # Nothing wrote the parameters since the second call: it is assigned, not added.
+    # Nothing wrote the parameters since the second call: its result is assigned, not added.
     assert torch.equal(after, trained(experiment(script, 1), 0, start, 3))
 
 
-def test_a_queued_training_can_be_cancelled_before_it_starts(tmp_path: Path) -> None:
+def test_queued_training_can_be_cancelled_before_it_starts(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         tasks = [node.spawn(node.train()) for _ in range(3)]
@@ -158,8 +158,8 @@ def test_a_queued_training_can_be_cancelled_before_it_starts(tmp_path: Path) -> 
     np.testing.assert_allclose(wide(after), wide(start) + 2 * once, **CLOSE)
 
 
-def test_counters_of_a_cancelled_training_have_advanced(tmp_path: Path) -> None:
-    """The batch after a cancelled training of two steps is batch 2, and a number names a batch."""
+def test_cancelled_training_still_advances_the_batch_counter(tmp_path: Path) -> None:
+    """The batch after a cancelled training of two steps is batch 2; a number requests a batch explicitly."""
 
     async def script(node: Node) -> Any:
         training = node.spawn(node.train(2))
@@ -179,7 +179,7 @@ def test_counters_of_a_cancelled_training_have_advanced(tmp_path: Path) -> None:
     assert step == same_step == 3
 
 
-def test_the_gradient_has_its_closed_form(tmp_path: Path) -> None:
+def test_gradient_equals_its_closed_form(tmp_path: Path) -> None:
     at = torch.tensor([1.0, -2.0, 0.5])
 
     async def script(node: Node) -> Any:
@@ -202,7 +202,7 @@ def test_the_gradient_has_its_closed_form(tmp_path: Path) -> None:
         np.testing.assert_allclose(wide(some), slope(x[[0, 2, 5]], y[[0, 2, 5]], at), **CLOSE)
 
 
-def test_the_gradient_is_taken_at_the_point_of_the_call(tmp_path: Path) -> None:
+def test_gradient_is_taken_at_the_parameters_of_the_call(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start, mine = node.parameters, torch.ones(FEATURES)
         here = node.spawn(node.gradient())
@@ -246,7 +246,7 @@ def test_apply_takes_no_time_and_shares_the_momentum_of_train(tmp_path: Path, re
     np.testing.assert_allclose(wide(after), w, **CLOSE)
 
 
-def test_queued_trainings_hand_on_the_momentum(tmp_path: Path) -> None:
+def test_queued_trainings_pass_on_the_momentum(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         tasks = [node.spawn(node.train()), node.spawn(node.train())]
@@ -260,7 +260,7 @@ def test_queued_trainings_hand_on_the_momentum(tmp_path: Path) -> None:
     np.testing.assert_allclose(wide(after), wide(start) - LR * g - LR * (0.9 * g + g), **CLOSE)
 
 
-def test_the_gradient_given_to_apply_is_fixed_at_the_call(tmp_path: Path) -> None:
+def test_apply_uses_the_gradient_as_of_the_call(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start, g = node.parameters, torch.ones(FEATURES)
         blocker = node.spawn(node.gradient())
@@ -275,7 +275,7 @@ def test_the_gradient_given_to_apply_is_fixed_at_the_call(tmp_path: Path) -> Non
     torch.testing.assert_close(after, start - LR, rtol=0, atol=1e-6)
 
 
-def test_the_learning_rate_of_a_step_is_that_of_its_call(tmp_path: Path) -> None:
+def test_step_uses_the_learning_rate_of_its_call(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         node.lr = 0.5
@@ -293,7 +293,7 @@ def test_the_learning_rate_of_a_step_is_that_of_its_call(tmp_path: Path) -> None
     np.testing.assert_allclose(wide(after), descend(x, y, middle, 1, 0.01), **CLOSE)
 
 
-def test_evaluation_takes_a_third_of_the_steps_that_as_many_samples_are(tmp_path: Path) -> None:
+def test_evaluation_takes_a_third_of_the_training_time_per_sample(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         test = await node.evaluate()
         assert node.now() == pytest.approx(20 / 8 / 3)
@@ -328,7 +328,7 @@ def broken(node: Node) -> Any:
     return node.gradient(batch=[node.samples])
 
 
-def test_an_error_in_a_computation_fails_its_node(tmp_path: Path) -> None:
+def test_error_in_a_computation_fails_its_node(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         async for _ in node.rounds():
             await node.train()
@@ -367,7 +367,7 @@ def dropping() -> Any:
     return Task(lambda: Dropping(FEATURES, 1), data, data, lambda a, b: ((a - b) ** 2).mean())
 
 
-def test_auto_falls_back_to_sequential_where_a_model_draws_in_its_forward_pass(tmp_path: Path) -> None:
+def test_auto_trainer_is_sequential_for_a_random_forward_pass(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         await node.train()
 
@@ -378,9 +378,7 @@ def test_auto_falls_back_to_sequential_where_a_model_draws_in_its_forward_pass(t
 
 @pytest.mark.parametrize("queued", [False, True])
 @pytest.mark.parametrize("how", ["train", "apply"])
-def test_a_reset_whose_step_is_cancelled_holds_for_the_next_one(
-    tmp_path: Path, how: str, queued: bool
-) -> None:
+def test_optimizer_reset_survives_a_cancelled_step(tmp_path: Path, how: str, queued: bool) -> None:
     async def script(node: Node) -> Any:
         await node.train()
         node.reset_optimizer()
@@ -403,9 +401,9 @@ def test_a_reset_whose_step_is_cancelled_holds_for_the_next_one(
 
     before, between, after = play(tmp_path, script, 1, optimizer=MOMENTUM).values[0]
     x, y = data(experiment(script, 1), 0)
-    velocity = slope(x, y, before)  # none is left of the first step's
+    velocity = slope(x, y, before)  # the first step's velocity is gone
     np.testing.assert_allclose(wide(between), wide(before) - LR * velocity, **CLOSE)
-    velocity = 0.9 * velocity + slope(x, y, between)  # and this one's goes on
+    velocity = 0.9 * velocity + slope(x, y, between)  # and this step's continues
     np.testing.assert_allclose(wide(after), wide(between) - LR * velocity, **CLOSE)
 
 
@@ -424,9 +422,7 @@ def half_frozen() -> Any:
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_frozen_parameters_are_drawn_with_the_key_of_the_common_model_and_in_no_vector(
-    tmp_path: Path, trainer: str
-) -> None:
+def test_frozen_parameters_use_the_common_seed_and_are_in_no_vector(tmp_path: Path, trainer: str) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         await node.train(3)
@@ -446,8 +442,8 @@ def test_frozen_parameters_are_drawn_with_the_key_of_the_common_model_and_in_no_
         assert loss == pytest.approx(float((after.sum() + bias.bias - 1) ** 2), rel=1e-5)
 
 
-def test_a_duration_depends_on_when_the_computation_begins(tmp_path: Path) -> None:
-    """The second step is asked for at 0 s, but begins when the first is done, in the slowdown."""
+def test_duration_depends_on_when_the_computation_starts(tmp_path: Path) -> None:
+    """The second step is requested at 0 s, but starts when the first is done, during the slowdown."""
 
     async def script(node: Node) -> list[float]:
         tasks = [node.spawn(node.train()) for _ in range(3)]
@@ -471,9 +467,9 @@ def test_a_duration_depends_on_when_the_computation_begins(tmp_path: Path) -> No
     assert played.values == {0: [1, 3.5, 4.5], 1: [1 + 2 + 0.5, 5.5, 7.5]}
 
 
-def test_a_profile_for_other_nodes_is_found_before_work_starts(tmp_path: Path) -> None:
+def test_profile_of_the_wrong_size_is_refused_before_the_start(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
-        raise AssertionError("it started")
+        raise AssertionError("the run started")
 
     with pytest.raises(BadInput, match=r"compute\.factors: 3 values for 2 nodes"):
         play(tmp_path, script, nodes=2, compute={"name": "per-node", "factors": [1, 2, 3]})

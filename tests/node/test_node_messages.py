@@ -1,4 +1,4 @@
-"""Node: send, broadcast, receive, drain and gather. A byte takes a microsecond where a bandwidth is given."""
+"""Node: send, broadcast, receive, drain and gather. Where a bandwidth is given, a byte takes a microsecond."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def seconds(tag: Any, payload: Any) -> float:
     return wire_bytes(tag, payload) / 1e6
 
 
-# --- what is sent ---
+# --- payloads ---
 
 
 @pytest.mark.parametrize(
     "payload",
     [None, True, 7, 0.5, "text", b"bytes", [1, [2.0, None]], {"a": 1, 5: {"b": b""}}, {}, []],
 )
-def test_plain_payloads_arrive_as_they_were(tmp_path: Path, payload: Any) -> None:
+def test_plain_payloads_arrive_unchanged(tmp_path: Path, payload: Any) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             node.send(1, payload, ("kind", 3))
@@ -43,7 +43,7 @@ def test_plain_payloads_arrive_as_they_were(tmp_path: Path, payload: Any) -> Non
     assert (message.source, message.tag, message.payload, message.sent_at) == (0, ("kind", 3), payload, 0.0)
 
 
-def test_a_payload_is_fixed_at_the_call(tmp_path: Path) -> None:
+def test_payload_is_fixed_at_the_call(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return (await node.receive()).payload
@@ -59,7 +59,7 @@ def test_a_payload_is_fixed_at_the_call(tmp_path: Path) -> None:
         assert (got["v"].tolist(), got["list"]) == ([1.0] * 4, [1])
 
 
-def test_the_parameters_travel_as_the_snapshot_that_they_were(tmp_path: Path) -> None:
+def test_sent_parameters_are_the_snapshot_of_the_call(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return (await node.receive()).payload
@@ -72,7 +72,7 @@ def test_the_parameters_travel_as_the_snapshot_that_they_were(tmp_path: Path) ->
     assert play(tmp_path, script, network=FAR).values[1].tolist() == [1.0] * FEATURES
 
 
-def test_a_stored_vector_and_its_slices_are_sent_without_being_copied_again(tmp_path: Path) -> None:
+def test_stored_vector_and_its_slices_are_sent_without_a_copy(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             v = torch.arange(float(FEATURES))
@@ -92,8 +92,8 @@ def test_a_stored_vector_and_its_slices_are_sent_without_being_copied_again(tmp_
 
 
 @pytest.mark.parametrize("who", ["sender", "receiver"])
-def test_modifying_a_vector_of_a_message_in_place_is_found(tmp_path: Path, who: str) -> None:
-    """The sender's, while it is under way; the receiver's, where it is the row of another node."""
+def test_writing_a_sent_vector_in_place_fails_its_owner(tmp_path: Path, who: str) -> None:
+    """The sender writes while the message is in flight; the receiver writes the row of another node."""
 
     async def script(node: Node) -> None:
         if node.rank == 0:
@@ -119,22 +119,22 @@ HOLDERS: dict[str, tuple[Any, Any]] = {
     "part": (lambda vector: Part(vector, torch.arange(len(vector)), 5), lambda payload: payload.values),
     "model": (lambda vector: Model(vector, torch.ones(2)), lambda payload: payload.parameters),
 }
-"""What a vector travels in, and how it is found there."""
+"""How a payload holds a vector, and how to get it out again."""
 
 
 @pytest.mark.parametrize("how", ["receive", "drain", "gather"])
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_a_receiver_that_writes_a_shared_tensor_is_found_by_the_next_one(
+def test_in_place_write_by_one_receiver_is_detected_by_the_next(
     tmp_path: Path, holder: str, how: str
 ) -> None:
-    put, find = HOLDERS[holder]
+    wrap, unwrap = HOLDERS[holder]
 
     async def script(node: Node) -> None:
         if node.rank == 0:
-            node.broadcast([1, 2], put(torch.ones(FEATURES)), "m")
+            node.broadcast([1, 2], wrap(torch.ones(FEATURES)), "m")
             await node.sleep(5)
         elif node.rank == 1:
-            find((await node.receive("m")).payload).add_(1.0)
+            unwrap((await node.receive("m")).payload).add_(1.0)
         else:
             await node.sleep(2)
             if how == "receive":
@@ -150,7 +150,7 @@ def test_a_receiver_that_writes_a_shared_tensor_is_found_by_the_next_one(
         play(tmp_path, script, 3, network=FAR)
 
 
-def test_containers_of_a_message_are_the_receivers_to_change(tmp_path: Path) -> None:
+def test_receiver_may_change_containers_of_a_message(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         sent = {"list": [1], "inner": {"x": torch.ones(2)}}
         if node.rank == 0:
@@ -169,7 +169,7 @@ def test_containers_of_a_message_are_the_receivers_to_change(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("to", [0, 2, -1])
-def test_only_other_ranks_can_be_sent_to(tmp_path: Path, to: int) -> None:
+def test_sending_to_oneself_or_an_unknown_rank_is_refused(tmp_path: Path, to: int) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             with pytest.raises(
@@ -185,7 +185,7 @@ def test_only_other_ranks_can_be_sent_to(tmp_path: Path, to: int) -> None:
     play(tmp_path, script)
 
 
-def test_what_can_not_travel_is_an_error_at_the_call(tmp_path: Path) -> None:
+def test_unsupported_payload_or_tag_is_refused_at_the_call(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         with pytest.raises(TypeError, match="set can't be sent"):
             node.send(1 - node.rank, {1, 2}, "m")
@@ -195,7 +195,7 @@ def test_what_can_not_travel_is_an_error_at_the_call(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_a_message_above_the_limit_is_refused_and_one_at_the_limit_is_sent(tmp_path: Path) -> None:
+def test_only_messages_above_the_size_limit_are_refused(tmp_path: Path) -> None:
     size = wire_bytes("m", bytes(100))
 
     async def script(node: Node) -> Any:
@@ -211,10 +211,10 @@ def test_a_message_above_the_limit_is_refused_and_one_at_the_limit_is_sent(tmp_p
     assert play(tmp_path, script, limit=size - BEGIN_BYTES).values[1] == bytes(100)
 
 
-# --- when it is there ---
+# --- timing and cancellation ---
 
 
-def test_messages_of_a_node_leave_one_after_the_other_in_order(tmp_path: Path) -> None:
+def test_messages_leave_one_after_the_other_in_order(tmp_path: Path) -> None:
     sizes = [1000, 50, 3000]
 
     async def script(node: Node) -> Any:
@@ -232,7 +232,7 @@ def test_messages_of_a_node_leave_one_after_the_other_in_order(tmp_path: Path) -
         assert at == pytest.approx(sent, abs=1e-9)
 
 
-def test_awaiting_a_small_message_waits_for_nothing_of_its_own(tmp_path: Path) -> None:
+def test_awaiting_a_small_message_returns_at_once(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             await node.send(1, bytes(1000), "m")
@@ -241,7 +241,7 @@ def test_awaiting_a_small_message_waits_for_nothing_of_its_own(tmp_path: Path) -
     play(tmp_path, script, network={**SLOW, "latency_s": 0.25})
 
 
-def test_awaiting_a_large_message_waits_until_all_but_one_window_is_acknowledged(tmp_path: Path) -> None:
+def test_awaiting_a_large_message_waits_for_all_but_one_window(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             await node.receive()
@@ -252,29 +252,29 @@ def test_awaiting_a_large_message_waits_until_all_but_one_window_is_acknowledged
     values = play(tmp_path, script, network={**SLOW, "latency_s": 0.25}).values
     size = wire_bytes("m", LARGE)
     assert values[1] == pytest.approx(0.25 + size / 1e6, abs=1e-9)
-    # The byte that leaves one window to come arrives a latency after it left; its receipt takes another one.
+    # The byte after which one window remains takes one latency to arrive; its acknowledgement takes another.
     assert values[0] == pytest.approx((size - WINDOW) / 1e6 + 2 * 0.25, abs=1e-9)
 
 
-def test_a_queued_message_that_is_cancelled_never_leaves(tmp_path: Path) -> None:
+def test_cancelled_queued_message_never_leaves(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return [((await node.receive()).tag[0], node.now()) for _ in range(2)]
         _, second, _ = (node.send(1, LARGE, number) for number in range(3))
         await node.sleep(0.1)
         assert second.cancel() is True
-        assert second.cancel() is True  # the receiver will not see it, whoever asks
-        await second  # nothing to wait for any more
+        assert second.cancel() is True  # a second call gives the same answer
+        await second  # nothing left to wait for
         assert node.now() == 0.1
         await node.sleep(2)
         return node.traffic
 
     values = play(tmp_path, script, network=SLOW).values
-    each = wire_bytes(0, LARGE)
-    assert values[1] == [(0, pytest.approx(each / 1e6)), (2, pytest.approx(2 * each / 1e6))]
+    size = wire_bytes(0, LARGE)
+    assert values[1] == [(0, pytest.approx(size / 1e6)), (2, pytest.approx(2 * size / 1e6))]
 
 
-def test_a_message_that_is_cancelled_in_flight_counts_the_bytes_that_are_gone(tmp_path: Path) -> None:
+def test_message_cancelled_in_flight_counts_the_bytes_sent(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             sending = node.send(1, LARGE, "m")
@@ -293,7 +293,7 @@ def test_a_message_that_is_cancelled_in_flight_counts_the_bytes_that_are_gone(tm
     assert receiver.messages_received == 0
 
 
-def test_cancelling_in_flight_lets_the_next_one_go_at_once(tmp_path: Path) -> None:
+def test_cancelling_in_flight_starts_the_next_message_at_once(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             message = await node.receive()
@@ -310,7 +310,7 @@ def test_cancelling_in_flight_lets_the_next_one_go_at_once(tmp_path: Path) -> No
     assert at == pytest.approx(0.1 + seconds("second", bytes(1000)), abs=1e-9)
 
 
-def test_what_was_sent_whole_can_not_be_taken_back(tmp_path: Path) -> None:
+def test_fully_sent_message_can_not_be_cancelled(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return (await node.receive()).payload
@@ -322,7 +322,7 @@ def test_what_was_sent_whole_can_not_be_taken_back(tmp_path: Path) -> None:
     assert play(tmp_path, script, network={**SLOW, "latency_s": 0.5}).values[1] == b"x"
 
 
-def test_a_task_that_awaits_a_sending_can_be_cancelled_without_cancelling_the_message(tmp_path: Path) -> None:
+def test_cancelling_a_waiting_task_does_not_cancel_its_message(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return len((await node.receive()).payload)
@@ -357,7 +357,7 @@ def test_traffic_counts_whole_frames_on_both_sides(tmp_path: Path) -> None:
 # --- receive and drain ---
 
 
-def test_only_the_newest_of_each_sender_and_tag_counts(tmp_path: Path) -> None:
+def test_drain_newest_keeps_one_message_per_sender_and_tag(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             for value in range(3):
@@ -373,20 +373,20 @@ def test_only_the_newest_of_each_sender_and_tag_counts(tmp_path: Path) -> None:
     assert superseded == 4
 
 
-def test_what_is_kept_for_another_task_is_taken_by_that_one(tmp_path: Path) -> None:
+def test_message_kept_under_another_tag_is_taken_by_that_tag(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             for value in range(2):
                 node.send(0, value, ("part", value))
             return None
-        came = [(await node.receive("part", keep_as=("kept", 1))).payload for _ in range(2)]
+        received = [(await node.receive("part", keep_as=("kept", 1))).payload for _ in range(2)]
         assert node._runtime.mailbox.take_ages() == (None, None)
         await node.sleep(3)
         [message] = node.drain("kept", newest=True)
         assert node._runtime.mailbox.take_ages() == (3.1, 3.1)
         with pytest.raises(ValueError, match=r"keep_as \('part', 2\) begins with tag 'part'; accepted: one"):
             await node.receive("part", keep_as=("part", 2))
-        return came, message.tag, message.payload, message.sent_at, node.traffic.messages_superseded
+        return received, message.tag, message.payload, message.sent_at, node.traffic.messages_superseded
 
     network = {"name": "uniform", "latency_s": 0.1}
     assert play(tmp_path, script, network=network).values[0] == ([0, 1], ("kept", 1), 1, 0.0, 1)
@@ -415,7 +415,7 @@ def test_tags_match_by_prefix_and_sources_by_rank(tmp_path: Path) -> None:
     assert sorted(got[5:], key=str) == sorted([(1, ("b",)), (2, ("b",)), (2, (7,))], key=str)
 
 
-def test_an_int_tag_is_no_prefix_of_its_text(tmp_path: Path) -> None:
+def test_int_tag_does_not_match_its_text(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.send(0, None, "1")
@@ -427,7 +427,7 @@ def test_an_int_tag_is_no_prefix_of_its_text(tmp_path: Path) -> None:
     assert play(tmp_path, script).values[0] == 1
 
 
-def test_drain_takes_what_is_here_and_fits_oldest_first(tmp_path: Path) -> None:
+def test_drain_takes_matching_messages_oldest_first(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             await node.sleep(0.1 * node.rank)
@@ -447,7 +447,7 @@ def test_drain_takes_what_is_here_and_fits_oldest_first(tmp_path: Path) -> None:
     assert rest == 2
 
 
-def test_a_timeout_names_what_did_not_come(tmp_path: Path) -> None:
+def test_timeout_names_the_missing_message(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             with pytest.raises(TimeoutError, match=r"node 0: tag \('m', 3\) from ranks \[1\] .* 0.5 s"):
@@ -460,7 +460,7 @@ def test_a_timeout_names_what_did_not_come(tmp_path: Path) -> None:
     play(tmp_path, script)
 
 
-def test_a_message_delivered_at_the_instant_of_the_timeout_counts(tmp_path: Path) -> None:
+def test_message_delivered_at_the_timeout_is_received(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             node.send(1, "just", "m")
@@ -470,7 +470,7 @@ def test_a_message_delivered_at_the_instant_of_the_timeout_counts(tmp_path: Path
     assert play(tmp_path, script, network=FAR).values[1] == ("just", 0.25)
 
 
-def test_a_gather_whose_last_message_comes_at_its_timeout_is_complete(tmp_path: Path) -> None:
+def test_gather_includes_a_message_delivered_at_its_timeout(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.send(0, node.rank, "m")
@@ -481,13 +481,13 @@ def test_a_gather_whose_last_message_comes_at_its_timeout_is_complete(tmp_path: 
     assert play(tmp_path, script, 3, network=FAR).values[0] == ({1: 1, 2: 2}, ())
 
 
-def test_a_message_is_not_lost_when_its_receiver_is_cancelled_at_that_instant(tmp_path: Path) -> None:
+def test_cancelling_a_receiver_on_delivery_keeps_the_message(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             node.send(1, "kept", "m")
             return None
         receiving = node.spawn(node.receive("m"))
-        await node.train()  # due when the message is delivered: the receiver is woken, and has not run yet
+        await node.train()  # ends at the delivery: the receiver is woken but has not run yet
         receiving.cancel()
         with pytest.raises(asyncio.CancelledError):
             await receiving
@@ -503,7 +503,7 @@ def test_a_message_is_not_lost_when_its_receiver_is_cancelled_at_that_instant(tm
     cancels=st.lists(st.integers(0, 4), min_size=1, max_size=3),
 )
 def test_cancelled_receivers_lose_no_message(tmp_path: Path, sends: list[int], cancels: list[int]) -> None:
-    """Whatever the receivers' ends: each message is taken once, or still here."""
+    """However the receivers end, each message is taken once or still in the mailbox."""
 
     async def script(node: Node) -> Any:
         if node.rank:
@@ -542,7 +542,7 @@ def test_gather_gives_payloads_in_rank_order(tmp_path: Path) -> None:
     assert play(tmp_path, script, 4).values[0] == ([(1, 10), (2, 20), (3, 30)], ())
 
 
-def test_gathering_from_nobody_returns_at_once(tmp_path: Path) -> None:
+def test_gather_from_no_ranks_returns_at_once(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         inbox = await node.gather([], "m")
         return dict(inbox), inbox.missing, node.now()
@@ -550,7 +550,7 @@ def test_gathering_from_nobody_returns_at_once(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0] == ({}, (), 0.0)
 
 
-def test_at_least_goes_on_with_all_that_are_here_by_then(tmp_path: Path) -> None:
+def test_gather_at_least_returns_all_messages_present(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             await node.sleep([0.0, 0.1, 0.2, 0.2, 0.3][node.rank])
@@ -565,7 +565,7 @@ def test_at_least_goes_on_with_all_that_are_here_by_then(tmp_path: Path) -> None
     assert sorted({*inbox, *missing}) == [1, 2, 3, 4]
 
 
-def test_latecomers_for_a_gathered_tag_are_counted_and_dropped(tmp_path: Path) -> None:
+def test_late_messages_for_a_gathered_tag_are_counted_and_dropped(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 1:
             node.send(0, "early", ("m", 0))
@@ -584,7 +584,7 @@ def test_latecomers_for_a_gathered_tag_are_counted_and_dropped(tmp_path: Path) -
     assert play(tmp_path, script, 3).values[0] == ({1: "early"}, (2,), ["next"], 1)
 
 
-def test_a_latecomer_is_dropped_for_each_gather_that_missed_it(tmp_path: Path) -> None:
+def test_each_gather_with_a_missing_message_drops_one(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             await node.sleep(1)
@@ -598,7 +598,7 @@ def test_a_latecomer_is_dropped_for_each_gather_that_missed_it(tmp_path: Path) -
     assert play(tmp_path, script).values[0] == ([(1,), (1,)], [2], 2)
 
 
-def test_the_experiment_gives_the_default_timeout(tmp_path: Path) -> None:
+def test_experiment_sets_the_default_timeout(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             inbox = await node.gather([1], "m")
@@ -610,7 +610,7 @@ def test_the_experiment_gives_the_default_timeout(tmp_path: Path) -> None:
     assert played.values[0] == ((1,), (1,), 0.75)
 
 
-def test_a_second_message_of_one_sender_waits_for_the_next_gather(tmp_path: Path) -> None:
+def test_second_message_of_a_sender_waits_for_the_next_gather(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.send(0, "first", "m")
@@ -621,7 +621,7 @@ def test_a_second_message_of_one_sender_waits_for_the_next_gather(tmp_path: Path
     assert play(tmp_path, script).values[0] == [{1: "first"}, {1: "second"}]
 
 
-def test_a_gather_waits_for_all_even_where_another_task_takes_a_message_that_it_saw(tmp_path: Path) -> None:
+def test_gather_waits_again_when_another_task_takes_a_message(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 1:
             node.send(0, "for the receiver", "m")
@@ -636,13 +636,13 @@ def test_a_gather_waits_for_all_even_where_another_task_takes_a_message_that_it_
             return (await receiving).payload, dict(inbox), inbox.missing
         return None
 
-    one, inbox, missing = play(tmp_path, script, 3).values[0]
-    assert one == "for the receiver"
+    received, inbox, missing = play(tmp_path, script, 3).values[0]
+    assert received == "for the receiver"
     assert missing == ()
     assert inbox == {1: "for the gather", 2: "two"}
 
 
-def test_a_cancelled_gather_takes_nothing(tmp_path: Path) -> None:
+def test_cancelled_gather_takes_nothing(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 1:
             node.send(0, "here", "m")
@@ -661,7 +661,7 @@ def test_a_cancelled_gather_takes_nothing(tmp_path: Path) -> None:
 
 
 class Note(NodeWrapper):
-    """Writes its name on what passes; drops what is addressed to its namesake."""
+    """Appends its mark to each payload; drops messages tagged with the mark."""
 
     mark: str
 
@@ -674,7 +674,7 @@ class Note(NodeWrapper):
         return Message(message.source, message.tag, [*message.payload, f"{self.mark} in"], message.sent_at)
 
 
-def test_wrappers_change_what_is_sent_in_order_and_what_is_received_in_reverse(tmp_path: Path) -> None:
+def test_wrappers_apply_in_order_outgoing_and_reversed_incoming(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             node.broadcast([1, 2], ["hello"], "m")

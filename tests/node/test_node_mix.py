@@ -16,7 +16,7 @@ def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def test_mix_is_the_weighted_sum_with_the_rest_for_self(tmp_path: Path) -> None:
+def test_mix_is_the_weighted_sum_with_the_remainder_for_self(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(1.0, 2.0, 4.0)
         await node.mix({1: vector(0.0, 8.0, 4.0), 2: vector(4.0, 0.0, 4.0)}, {1: 0.25, 2: 0.5})
@@ -25,7 +25,7 @@ def test_mix_is_the_weighted_sum_with_the_rest_for_self(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0].tolist() == [2.25, 2.5, 4.0]
 
 
-def test_the_weight_of_the_absent_goes_to_self(tmp_path: Path) -> None:
+def test_weight_of_a_missing_peer_goes_to_self(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(1.0, 2.0, 4.0)
         await node.mix({2: vector(5.0, 6.0, 8.0)}, {1: 0.25, 2: 0.5})
@@ -34,7 +34,7 @@ def test_the_weight_of_the_absent_goes_to_self(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0].tolist() == [3.0, 4.0, 6.0]
 
 
-def test_renormalize_divides_each_coordinate_by_the_weight_that_is_present(tmp_path: Path) -> None:
+def test_renormalize_divides_by_the_weight_present_per_coordinate(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(1.0, 2.0, 4.0)
         inbox = {
@@ -44,11 +44,11 @@ def test_renormalize_divides_each_coordinate_by_the_weight_that_is_present(tmp_p
         await node.mix(inbox, {1: 1.0, 2: 1.0}, self_weight=1.0, missing="renormalize")
         return node.parameters
 
-    # DivShare: coordinate 0 is a mean of two, 1 of three, 2 of the own alone.
+    # DivShare: coordinate 0 is a mean of two values, 1 of three; 2 keeps the node's own.
     assert play(tmp_path, script, 1).values[0].tolist() == [2.0, 5.0, 4.0]
 
 
-def test_combine_leaves_the_parameters_alone_and_takes_any_length(tmp_path: Path) -> None:
+def test_combine_accepts_any_length_and_leaves_parameters_alone(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         before = node.parameters
         own = torch.zeros(5)
@@ -61,8 +61,8 @@ def test_combine_leaves_the_parameters_alone_and_takes_any_length(tmp_path: Path
     assert play(tmp_path, script, 1).values[0].tolist() == [0.25] * 5
 
 
-def test_mixing_takes_no_time_and_reads_the_parameters_when_the_instant_is_quiet(tmp_path: Path) -> None:
-    """A write of the same instant, by another task, comes first."""
+def test_mix_takes_no_time_and_sees_writes_of_the_same_instant(tmp_path: Path) -> None:
+    """Another task's write at the same instant comes first."""
 
     async def script(node: Node) -> Any:
         node.parameters = vector(0.0, 0.0, 0.0)
@@ -81,7 +81,7 @@ def test_mixing_takes_no_time_and_reads_the_parameters_when_the_instant_is_quiet
     assert play(tmp_path, script, 1).values[0].tolist() == [6.0] * 3
 
 
-def test_a_cancelled_mix_writes_nothing(tmp_path: Path) -> None:
+def test_cancelled_mix_writes_all_or_nothing(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(1.0, 1.0, 1.0)
         other = vector(5.0, 5.0, 5.0)
@@ -94,7 +94,7 @@ def test_a_cancelled_mix_writes_nothing(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0].tolist() in ([1.0] * 3, [3.0] * 3)
 
 
-def test_parts_leave_the_own_values_elsewhere(tmp_path: Path) -> None:
+def test_parts_leave_other_coordinates_unchanged(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(0.0, 8.0, 0.0)
         inbox = {
@@ -111,7 +111,7 @@ def test_parts_leave_the_own_values_elsewhere(tmp_path: Path) -> None:
     assert assigned.tolist() == [0.25, 8.0, 10.0]
 
 
-def test_models_without_buffers_are_mixed_as_vectors_are(tmp_path: Path) -> None:
+def test_models_without_buffers_mix_like_vectors(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.parameters = vector(1.0, 2.0, 4.0)
         before = node.model
@@ -126,8 +126,8 @@ def test_models_without_buffers_are_mixed_as_vectors_are(tmp_path: Path) -> None
     assert mixed.parameters.tolist() == model.parameters.tolist() == [0.75, 3.0, 2.5]
 
 
-def test_the_order_of_arrival_does_not_change_the_bits(tmp_path: Path) -> None:
-    """Five senders whose messages arrive in another order each time."""
+def test_order_of_arrival_does_not_change_the_bits(tmp_path: Path) -> None:
+    """Five senders, whose messages arrive in two different orders."""
 
     async def script(node: Node) -> Any:
         peers = tuple(range(1, 6))
@@ -157,7 +157,7 @@ def test_the_order_of_arrival_does_not_change_the_bits(tmp_path: Path) -> None:
         ({1: "text"}, {1: 0.5}, "own", "rank 1 sent str; accepted: a vector"),
     ],
 )
-def test_what_can_not_be_mixed_is_an_error_where_it_is_awaited(
+def test_invalid_mix_raises_where_it_is_awaited(
     tmp_path: Path, inbox: Any, weights: Any, missing: Any, said: str
 ) -> None:
     async def script(node: Node) -> None:
@@ -169,7 +169,7 @@ def test_what_can_not_be_mixed_is_an_error_where_it_is_awaited(
     play(tmp_path, script, 1)
 
 
-def test_mixing_with_nobody_changes_nothing(tmp_path: Path) -> None:
+def test_mix_with_an_empty_inbox_changes_nothing(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         before = node.parameters.clone()
         await node.mix({}, {})

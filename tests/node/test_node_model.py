@@ -32,7 +32,7 @@ def normed() -> Task:
 NORMED = f"{__name__}:normed"
 
 
-def test_parameters_start_equal_and_are_the_vector_of_the_layout(tmp_path: Path) -> None:
+def test_parameters_start_equal_unless_independent(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         return node.parameters
 
@@ -45,7 +45,7 @@ def test_parameters_start_equal_and_are_the_vector_of_the_layout(tmp_path: Path)
     assert not torch.equal(independent[0], independent[1])
 
 
-def test_assignment_copies_and_a_snapshot_stays_as_it_was(tmp_path: Path) -> None:
+def test_assignment_copies_and_keeps_earlier_snapshots(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         before = node.parameters
         kept = before.clone()
@@ -59,7 +59,7 @@ def test_assignment_copies_and_a_snapshot_stays_as_it_was(tmp_path: Path) -> Non
     play(tmp_path, script, 1)
 
 
-def test_assignment_lasts_to_the_end_of_the_run(tmp_path: Path) -> None:
+def test_assigned_parameters_last_to_the_end_of_the_run(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         node.parameters = torch.full((FEATURES,), float(node.rank))
 
@@ -69,7 +69,7 @@ def test_assignment_lasts_to_the_end_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("assigned", [False, True])
-def test_an_augmented_assignment_fails_in_its_line(tmp_path: Path, assigned: bool) -> None:
+def test_augmented_assignment_fails_at_its_line(tmp_path: Path, assigned: bool) -> None:
     async def script(node: Node) -> None:
         if assigned:
             node.parameters = torch.ones(FEATURES)
@@ -106,8 +106,8 @@ CALLS: dict[str, Callable[[Node], Any]] = {
 
 
 @pytest.mark.parametrize("then", CALLS)
-def test_a_write_in_place_is_found_by_the_next_call(tmp_path: Path, then: str) -> None:
-    """Before other nodes, which share the vector, can find it."""
+def test_in_place_write_is_detected_by_the_next_call(tmp_path: Path, then: str) -> None:
+    """The call comes before other nodes, which share the vector, can see the write."""
 
     async def script(node: Node) -> None:
         vector = node.parameters
@@ -122,7 +122,7 @@ def test_a_write_in_place_is_found_by_the_next_call(tmp_path: Path, then: str) -
         play(tmp_path, script, 3)
 
 
-def test_a_write_in_place_at_the_very_end_is_that_nodes_failure(tmp_path: Path) -> None:
+def test_in_place_write_at_the_very_end_fails_its_node(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 1:
             node.parameters.mul_(2.0)
@@ -132,7 +132,7 @@ def test_a_write_in_place_at_the_very_end_is_that_nodes_failure(tmp_path: Path) 
     assert failure.value.node == 1
 
 
-def test_modifying_the_buffers_in_place_is_refused(tmp_path: Path) -> None:
+def test_in_place_write_to_the_buffers_is_refused(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         node.buffers.add_(1.0)
         with pytest.raises(RuntimeError, match="its buffers were modified in place"):
@@ -168,7 +168,7 @@ def test_only_a_float32_vector_of_the_right_length_is_accepted(
     play(tmp_path, script, 1)
 
 
-def test_no_await_between_read_and_write_is_atomic(tmp_path: Path) -> None:
+def test_read_and_write_without_an_await_between_is_atomic(tmp_path: Path) -> None:
     """Ten tasks add one a hundred times each: nothing is lost."""
 
     async def script(node: Node) -> Any:
@@ -186,7 +186,7 @@ def test_no_await_between_read_and_write_is_atomic(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0].tolist() == [1000.0] * FEATURES
 
 
-def test_buffers_and_the_whole_model(tmp_path: Path) -> None:
+def test_assigning_a_model_copies_parameters_and_buffers(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         assert node.buffers.tolist() == [0.0, 0.0, 1.0, 1.0, 0.0]  # mean, variance, batches
         assert node.model.parameters is node.parameters
@@ -203,7 +203,7 @@ def test_buffers_and_the_whole_model(tmp_path: Path) -> None:
     assert (played.run.path / "models.safetensors").exists()
 
 
-def test_training_moves_the_buffers_by_the_batch_norm_rule(tmp_path: Path) -> None:
+def test_training_updates_buffers_by_the_batch_norm_rule(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         await node.train(2)
         return node.buffers
@@ -218,7 +218,7 @@ def test_training_moves_the_buffers_by_the_batch_norm_rule(tmp_path: Path) -> No
     torch.testing.assert_close(played.values[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_buffers_written_during_training_keep_the_write_and_the_update(tmp_path: Path) -> None:
+def test_buffers_written_during_training_keep_write_and_update(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         training = node.spawn(node.train())
         await node.sleep(0.5)
@@ -232,7 +232,7 @@ def test_buffers_written_during_training_keep_the_write_and_the_update(tmp_path:
     torch.testing.assert_close(got, 100 + update, rtol=1e-5, atol=1e-5)
 
 
-def test_a_whole_model_can_be_sent_and_mixed(tmp_path: Path) -> None:
+def test_whole_model_can_be_sent_and_mixed(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         other = 1 - node.rank
         node.model = Model(torch.full((7,), float(node.rank)), torch.full((5,), 10.0 * node.rank))
@@ -247,7 +247,7 @@ def test_a_whole_model_can_be_sent_and_mixed(tmp_path: Path) -> None:
     assert values[1].buffers.tolist() == [7.5] * 5
 
 
-def test_the_layout_names_the_shapes_behind_the_vector(tmp_path: Path) -> None:
+def test_layout_names_the_tensors_in_the_vector(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         assert [(field.name, field.start, field.shape) for field in node.layout] == [
             ("0.weight", 0, (2,)),
@@ -263,7 +263,7 @@ def test_the_layout_names_the_shapes_behind_the_vector(tmp_path: Path) -> None:
     play(tmp_path, script, 1, task=NORMED)
 
 
-def test_what_a_node_knows_of_itself(tmp_path: Path) -> None:
+def test_node_knows_its_rank_size_samples_and_peers(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         assert node.label_counts is None
         assert node.lr == pytest.approx(0.1)
@@ -274,7 +274,7 @@ def test_what_a_node_knows_of_itself(tmp_path: Path) -> None:
     assert len(data(experiment(script, 3), 2)[1]) == 8
 
 
-def test_label_counts_are_those_of_the_nodes_samples(tmp_path: Path) -> None:
+def test_label_counts_match_the_samples_of_the_node(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         assert node.label_counts is not None
         assert int(node.label_counts.sum()) == node.samples

@@ -1,4 +1,4 @@
-"""Node: questions and their answers, sendings that are done, and what wrappers do before a round and to a broadcast."""
+"""Node: questions and answers, finished sendings, wrappers before a round and in a broadcast."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from scenario import MBPS, play
 FAR = {"name": "uniform", "latency_s": 0.25}
 
 
-def test_an_answer_comes_to_the_question_that_it_answers(tmp_path: Path) -> None:
+def test_answers_are_matched_to_their_questions(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.answer("double", lambda question: 2 * question.payload)
             return await node.sleep(3)
         asked = [node.spawn(node.ask(peer, peer + n, ("double", n))) for n in (0, 10) for peer in (1, 2)]
-        return [await each for each in asked], node.now(), await node.next_answer(), node.drain_answers()
+        return [await task for task in asked], node.now(), await node.next_answer(), node.drain_answers()
 
     answers, now, late, more = play(tmp_path, script, 3, network=FAR).values[0]
     assert answers == [2, 4, 22, 24]
@@ -30,7 +30,7 @@ def test_an_answer_comes_to_the_question_that_it_answers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("keep_s", "late"), [(None, 1), (1.0, 0), (0.45, 1)])
-def test_an_answer_that_comes_after_its_time(tmp_path: Path, keep_s: float | None, late: int) -> None:
+def test_late_answer_is_kept_for_keep_s_only(tmp_path: Path, keep_s: float | None, late: int) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.answer("name", lambda question: f"node {node.rank}")
@@ -38,22 +38,22 @@ def test_an_answer_that_comes_after_its_time(tmp_path: Path, keep_s: float | Non
         with pytest.raises(TimeoutError):
             await node.ask(1, None, ("name", 7), 0.4, keep_s=keep_s)
         before = node.drain_answers()
-        found = await node.next_answer()
+        answer = await node.next_answer()
         waited = node.now()
         await node.sleep(1)
-        return before, found, round(waited, 9), node.drain_answers(), node.traffic.messages_late
+        return before, answer, round(waited, 9), node.drain_answers(), node.traffic.messages_late
 
-    before, found, waited, after, dropped = play(tmp_path, script, 2, network=FAR).values[0]
+    before, answer, waited, after, dropped = play(tmp_path, script, 2, network=FAR).values[0]
     assert (before, dropped) == ([], late)
     if keep_s is None:
-        assert (found, waited, after) == (None, 0.4, [])
+        assert (answer, waited, after) == (None, 0.4, [])
     elif keep_s == 1.0:
-        assert (found, waited, after) == ("node 1", 0.5, [])
-    else:  # nobody wants it any more
-        assert (found, waited, after) == (None, 0.45, [])
+        assert (answer, waited, after) == ("node 1", 0.5, [])
+    else:  # too late to be kept
+        assert (answer, waited, after) == (None, 0.45, [])
 
 
-def test_waiting_for_an_answer_can_be_cancelled_and_begun_again(tmp_path: Path) -> None:
+def test_waiting_for_a_late_answer_can_be_cancelled_and_resumed(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.answer("name", lambda question: f"node {node.rank}")
@@ -69,7 +69,7 @@ def test_waiting_for_an_answer_can_be_cancelled_and_begun_again(tmp_path: Path) 
     assert play(tmp_path, script, 2, network=FAR).values[0] == "node 1"
 
 
-def test_a_question_that_was_lost_does_not_silence_the_next_one_of_its_tag(tmp_path: Path) -> None:
+def test_lost_question_does_not_block_the_next_of_its_tag(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             await node.receive("q")  # the first question has no answer
@@ -82,7 +82,7 @@ def test_a_question_that_was_lost_does_not_silence_the_next_one_of_its_tag(tmp_p
     assert play(tmp_path, script, 2, network=FAR).values[0] == ([2, 3], 0)
 
 
-def test_late_answers_leave_those_alone_that_are_awaited(tmp_path: Path) -> None:
+def test_draining_late_answers_leaves_awaited_ones(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.answer("q", lambda question: question.payload)
@@ -99,8 +99,8 @@ def test_late_answers_leave_those_alone_that_are_awaited(tmp_path: Path) -> None
     assert play(tmp_path, script, 2, network=FAR).values[0] == (["late"], "awaited")
 
 
-def test_an_answer_whose_tag_begins_like_another_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Of two questions ("q",) and ("q", 7), the second is answered first; and the first is not answered in its time."""
+def test_answers_with_a_common_tag_prefix_are_told_apart(tmp_path: Path) -> None:
+    """Of the questions ("q",) and ("q", 7), the second is answered first."""
 
     async def script(node: Node) -> Any:
         if node.rank:
@@ -112,13 +112,13 @@ def test_an_answer_whose_tag_begins_like_another_is_not_taken_for_it(tmp_path: P
         await node.sleep(0.01)
         long = await node.ask(1, "long", ("q", 7))
         with pytest.raises(TimeoutError):
-            await node.ask(1, "lost", ("q", 8, 9), 0.1)  # closes nothing but its own answer
+            await node.ask(1, "lost", ("q", 8, 9), 0.1)  # closes only its own answer
         return long, await short, await node.ask(1, "again", ("q", 7)), node.traffic.messages_late
 
     assert play(tmp_path, script, 2, network=FAR).values[0] == ("long", "short", "again", 0)
 
 
-def test_answers_to_questions_that_nobody_asked_are_dropped(tmp_path: Path) -> None:
+def test_unasked_answers_are_dropped(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             node.answer("q", lambda question: question.payload)
@@ -132,7 +132,7 @@ def test_answers_to_questions_that_nobody_asked_are_dropped(tmp_path: Path) -> N
     assert play(tmp_path, script, 2, network=FAR).values[0] == (["asked"], [], 1)
 
 
-def test_a_sending_is_done_when_awaiting_it_would_return_at_once(tmp_path: Path) -> None:
+def test_sending_is_done_when_awaiting_it_would_return_at_once(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return None
@@ -149,7 +149,7 @@ def test_a_sending_is_done_when_awaiting_it_would_return_at_once(tmp_path: Path)
     assert play(tmp_path, script, 2, network=network).values[0] == [False, False, True, False, True, True]
 
 
-def test_integers_are_summed_in_their_ring(tmp_path: Path) -> None:
+def test_integers_are_summed_modulo_their_width(tmp_path: Path) -> None:
     """Masks that wrap around cancel, whatever the order."""
 
     async def script(node: Node) -> Any:
@@ -196,22 +196,22 @@ def test_wrappers_may_exchange_messages_before_a_round(tmp_path: Path) -> None:
 
 
 class Selective(NodeWrapper):
-    """Sends one receiver something else."""
+    """Negates the payload for one receiver."""
 
-    odd_one: int
+    target: int
 
     def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
-        return -payload if to == self.odd_one else payload
+        return -payload if to == self.target else payload
 
 
-def test_receivers_of_what_no_wrapper_has_changed_share_it(tmp_path: Path) -> None:
+def test_receivers_share_a_payload_that_no_wrapper_changed(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank == 0:
             node.broadcast(node.peers(), node.model, "m")
             return node.parameters
         return (await node.receive("m")).payload.parameters
 
-    values = play(tmp_path, script, 5, wrappers=[Selective(odd_one=3)], initial="independent").values
+    values = play(tmp_path, script, 5, wrappers=[Selective(target=3)], initial="independent").values
     assert values[1] is values[2] is values[4] is values[0]
     assert torch.equal(values[3], -values[0])
 
@@ -223,7 +223,7 @@ class Filed(NodeWrapper):
     at: int = 1
 
 
-def test_a_wrappers_paths_are_relative_to_the_experiments_file(tmp_path: Path) -> None:
+def test_wrapper_paths_are_relative_to_the_experiment_file(tmp_path: Path) -> None:
     text = f"""
 nodes: 2
 task: least-squares
@@ -241,8 +241,8 @@ wrappers:
         Experiment.load(file)
 
 
-def test_what_an_author_may_call_is_what_a_node_has() -> None:
-    """Engines have an object of their own: nothing that only they call is on Node."""
+def test_node_has_only_the_documented_members() -> None:
+    """Engines use an object of their own: Node has no member that only they call."""
     documented = {
         *("parameters", "buffers", "model", "train", "gradient", "apply", "combine", "mix", "evaluate"),
         *("reset_optimizer", "peers", "send", "broadcast", "receive", "drain", "gather", "expect", "ask"),
@@ -273,17 +273,17 @@ def test_what_an_author_may_call_is_what_a_node_has() -> None:
     assert {name for name in dir(Node) if not name.startswith("_")} == documented
 
 
-def test_models_are_added_and_scaled_whole() -> None:
-    one, two = (
+def test_model_arithmetic_covers_parameters_and_buffers() -> None:
+    first, second = (
         Model(torch.tensor([1.0, 2.0]), torch.tensor([3.0])),
         Model(torch.tensor([4.0, 8.0]), torch.tensor([6.0])),
     )
-    got = 2 * (two - one) / 3 + -one * 1
+    got = 2 * (second - first) / 3 + -first * 1
     assert [half.tolist() for half in got] == [[1.0, 2.0], [-1.0]]
-    assert [half.tolist() for half in one.unflatten(one.flatten())] == [[1.0, 2.0], [3.0]]
+    assert [half.tolist() for half in first.unflatten(first.flatten())] == [[1.0, 2.0], [3.0]]
 
 
-def test_what_a_wrapper_raises_fails_its_node(tmp_path: Path) -> None:
+def test_exception_in_a_wrapper_fails_its_node(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         async for _ in node.rounds():
             pass

@@ -1,4 +1,4 @@
-"""Node: its learning rate over the rounds, as the optimizer's schedule has it."""
+"""Node: the learning rate over the rounds under the optimizer's schedule."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ async def rates(node: Node) -> list[float]:
     return seen
 
 
-def test_a_nodes_learning_rate_follows_it_round_by_round(tmp_path: Path) -> None:
+def test_learning_rate_follows_the_schedule_each_round(tmp_path: Path) -> None:
     played = play(tmp_path, rates, optimizer=COSINE, stop={"rounds": 8})
-    each = [LR * SCHEDULE.factor_at(r) for r in range(8)]
-    assert played.values == {rank: [*each[:4], 0.5, *each[4:]] for rank in range(2)}
+    scheduled = [LR * SCHEDULE.factor_at(r) for r in range(8)]
+    assert played.values == {rank: [*scheduled[:4], 0.5, *scheduled[4:]] for rank in range(2)}
 
 
-def test_without_one_what_is_assigned_stays(tmp_path: Path) -> None:
+def test_assigned_learning_rate_stays_without_a_schedule(tmp_path: Path) -> None:
     played = play(tmp_path, rates, stop={"rounds": 6})
     assert played.values == {rank: [LR] * 4 + [0.5] * 3 for rank in range(2)}
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "batched"])
-def test_steps_are_taken_with_it(tmp_path: Path, trainer: str) -> None:
+def test_training_steps_use_the_scheduled_learning_rate(tmp_path: Path, trainer: str) -> None:
     async def script(node: Node) -> Any:
         start = node.parameters
         async for _ in node.rounds():

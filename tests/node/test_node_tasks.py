@@ -1,4 +1,4 @@
-"""The structured-concurrency contract: what spawn ties together, what cancellation and exceptions do."""
+"""The structured-concurrency contract: spawned tasks, cancellation, exceptions and deadlocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from scenario import play
 
 
 class Limit(Observer):
-    """An observer that ends a run which records more rows than it should: it would go on for ever."""
+    """Ends a run that records too many rows, since it would go on for ever."""
 
     def __init__(self, rows: int) -> None:
         self.left = rows
@@ -28,16 +28,16 @@ class Limit(Observer):
         assert self.left > 0, "the run goes on for ever"
 
 
-# --- what spawn ties together ---
+# --- spawned tasks ---
 
 
-def test_a_spawned_task_runs_beside_and_gives_its_value(tmp_path: Path) -> None:
+def test_spawned_task_runs_concurrently_and_returns_its_value(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
-        async def beside() -> str:
+        async def work() -> str:
             await node.sleep(1)
             return "done"
 
-        task = node.spawn(beside())
+        task = node.spawn(work())
         await node.sleep(0.5)
         assert not task.done()
         return await task, node.now()
@@ -46,7 +46,7 @@ def test_a_spawned_task_runs_beside_and_gives_its_value(tmp_path: Path) -> None:
 
 
 def test_spawned_tasks_live_until_every_node_has_finished(tmp_path: Path) -> None:
-    """Node 0 returns at once and still answers node 1; what waits on is cancelled at the end."""
+    """Node 0 returns at once and still answers node 1; its waiting task is cancelled at the end."""
     ended: list[str] = []
 
     async def script(node: Node) -> Any:
@@ -73,7 +73,7 @@ def test_spawned_tasks_live_until_every_node_has_finished(tmp_path: Path) -> Non
     assert ended == ["at 3.0"]
 
 
-def test_a_node_that_reached_its_last_round_keeps_answering(tmp_path: Path) -> None:
+def test_node_keeps_answering_after_its_last_round(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         async def answer() -> None:
             while True:
@@ -90,7 +90,7 @@ def test_a_node_that_reached_its_last_round_keeps_answering(tmp_path: Path) -> N
     assert play(tmp_path, script, stop={"rounds": 3}).values == {0: 3.0, 1: 12.0}
 
 
-def test_a_task_that_was_never_awaited_has_ended_with_the_run(tmp_path: Path) -> None:
+def test_task_never_awaited_is_cancelled_at_the_end(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         return node.spawn(node.sleep(100))
 
@@ -98,7 +98,7 @@ def test_a_task_that_was_never_awaited_has_ended_with_the_run(tmp_path: Path) ->
     assert task.cancelled()
 
 
-def test_the_end_in_time_ends_every_task_of_every_node(tmp_path: Path) -> None:
+def test_time_limit_ends_every_task_of_every_node(tmp_path: Path) -> None:
     ended: list[tuple[int, str, float]] = []
 
     async def script(node: Node) -> None:
@@ -116,7 +116,7 @@ def test_the_end_in_time_ends_every_task_of_every_node(tmp_path: Path) -> None:
     assert recorded.status == "done"
 
 
-def test_spawned_tasks_may_spawn(tmp_path: Path) -> None:
+def test_spawned_tasks_may_spawn_tasks(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         async def inner() -> float:
             await node.sleep(1)
@@ -133,7 +133,7 @@ def test_spawned_tasks_may_spawn(tmp_path: Path) -> None:
 # --- cancellation ---
 
 
-def test_a_cancelled_task_ends_alone(tmp_path: Path) -> None:
+def test_cancelling_a_task_leaves_other_tasks_running(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         task, other = node.spawn(node.sleep(10)), node.spawn(node.sleep(1))
         await node.sleep(0.5)
@@ -145,8 +145,8 @@ def test_a_cancelled_task_ends_alone(tmp_path: Path) -> None:
     assert play(tmp_path, script, 1).values[0] == 1.0
 
 
-def test_a_cancelled_sleep_leaves_no_event_behind(tmp_path: Path) -> None:
-    """Else the run would only end when the last timer is due."""
+def test_cancelled_sleep_leaves_no_timer_behind(tmp_path: Path) -> None:
+    """Otherwise the run would end only when the last timer is due."""
 
     async def script(node: Node) -> Any:
         task = node.spawn(node.sleep(1000))
@@ -160,7 +160,7 @@ def test_a_cancelled_sleep_leaves_no_event_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [{"rounds": 1}, {"time_s": 5.0}])
-def test_a_protocol_that_dies_of_a_cancelled_task_fails_its_node(tmp_path: Path, stop: Any) -> None:
+def test_protocol_ended_by_a_cancelled_task_fails_its_node(tmp_path: Path, stop: Any) -> None:
     """Awaiting a cancelled task raises CancelledError: the node must not just fall silent."""
 
     async def script(node: Node) -> None:
@@ -180,7 +180,7 @@ def test_a_protocol_that_dies_of_a_cancelled_task_fails_its_node(tmp_path: Path,
 # --- exceptions ---
 
 
-def test_an_exception_fails_the_run_and_names_node_round_and_cause(tmp_path: Path) -> None:
+def test_exception_fails_the_run_and_names_node_round_and_cause(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         async for r in node.rounds():
             await node.sleep(1)
@@ -200,7 +200,7 @@ def test_an_exception_fails_the_run_and_names_node_round_and_cause(tmp_path: Pat
 
 
 @pytest.mark.parametrize("awaited", [False, True])
-def test_an_exception_in_a_spawned_task_fails_the_node(tmp_path: Path, awaited: bool) -> None:
+def test_exception_in_a_spawned_task_fails_the_node(tmp_path: Path, awaited: bool) -> None:
     async def script(node: Node) -> None:
         async def fail() -> None:
             await node.sleep(1)
@@ -218,8 +218,8 @@ def test_an_exception_in_a_spawned_task_fails_the_node(tmp_path: Path, awaited: 
     assert (failure.value.node, failure.value.round) == (1, 1)
 
 
-def test_a_failure_is_of_the_round_in_which_it_happened(tmp_path: Path) -> None:
-    """The protocol goes on, until it is cancelled, while the failure of the task that it spawned is noticed."""
+def test_failure_names_the_round_in_which_it_happened(tmp_path: Path) -> None:
+    """The protocol goes on until the failure of its spawned task is noticed and it is cancelled."""
 
     async def script(node: Node) -> None:
         async def fail() -> None:
@@ -228,7 +228,7 @@ def test_a_failure_is_of_the_round_in_which_it_happened(tmp_path: Path) -> None:
         async for r in node.rounds():
             if r == 2:
                 node.spawn(fail())
-            for _ in range(3):  # a turn each: the task fails in the first
+            for _ in range(3):  # the task fails in the first of these turns
                 await asyncio.sleep(0)
 
     with pytest.raises(RunFailed, match="node 0 failed in round 2: KeyError: 'lost'") as failure:
@@ -236,7 +236,7 @@ def test_a_failure_is_of_the_round_in_which_it_happened(tmp_path: Path) -> None:
     assert failure.value.round == 2
 
 
-def test_a_spawned_task_that_fails_after_its_protocol_has_returned_fails_the_run(tmp_path: Path) -> None:
+def test_task_failing_after_its_protocol_returned_fails_the_run(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         async def fail() -> None:
             await node.sleep(1)
@@ -251,17 +251,17 @@ def test_a_spawned_task_that_fails_after_its_protocol_has_returned_fails_the_run
         play(tmp_path, script)
 
 
-def test_a_task_that_raises_when_it_is_cancelled_at_the_end_is_passed_over(
+def test_exception_on_cancellation_at_the_end_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def script(node: Node) -> None:
-        async def beside() -> None:
+        async def work() -> None:
             try:
                 await node.sleep(100)
             finally:
                 raise ValueError("on the way out")
 
-        node.spawn(beside())
+        node.spawn(work())
         await node.sleep(1)
 
     assert play(tmp_path, script).run.status == "done"
@@ -269,7 +269,7 @@ def test_a_task_that_raises_when_it_is_cancelled_at_the_end_is_passed_over(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_coroutine_of_node_that_is_never_awaited_fails_its_node_in_every_run(tmp_path: Path) -> None:
+def test_unawaited_coroutine_of_node_fails_its_node_in_every_run(tmp_path: Path) -> None:
     """Python warns once in a process, and never where warnings are ignored."""
 
     async def script(node: Node) -> None:
@@ -284,7 +284,7 @@ def test_a_coroutine_of_node_that_is_never_awaited_fails_its_node_in_every_run(t
             play(tmp_path, script)
 
 
-def test_a_call_that_is_cancelled_before_it_begins_is_not_forgotten(tmp_path: Path) -> None:
+def test_call_cancelled_before_it_starts_counts_as_awaited(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         node.spawn(node.sleep(1)).cancel()
         await node.sleep(1)
@@ -293,7 +293,7 @@ def test_a_call_that_is_cancelled_before_it_begins_is_not_forgotten(tmp_path: Pa
     assert play(tmp_path, script, 1).values[0] == 1.0
 
 
-def test_of_a_coroutine_that_is_no_nodes_python_goes_on_to_warn(tmp_path: Path) -> None:
+def test_python_still_warns_of_other_unawaited_coroutines(tmp_path: Path) -> None:
     class Host(Observer):
         """An observer with a coroutine that it drops."""
 
@@ -309,7 +309,7 @@ def test_of_a_coroutine_that_is_no_nodes_python_goes_on_to_warn(tmp_path: Path) 
         assert play(tmp_path, script, observer=Host()).run.status == "done"
 
 
-def test_when_one_node_fails_the_tasks_of_all_end(tmp_path: Path) -> None:
+def test_failing_node_ends_the_tasks_of_all_nodes(tmp_path: Path) -> None:
     ended: list[tuple[int, float]] = []
 
     async def script(node: Node) -> None:
@@ -325,10 +325,10 @@ def test_when_one_node_fails_the_tasks_of_all_end(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="node 0"):
         play(tmp_path, script, 3)
     assert sorted(ended) == [(1, 1.0), (2, 1.0)]
-    gc.collect()  # a task that was left pending would say so now, which is an error
+    gc.collect()  # a task left pending would warn now, which is an error
 
 
-def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:
+def test_metrics_recorded_before_a_failure_are_kept(tmp_path: Path) -> None:
     from gossamer import load_run
 
     async def script(node: Node) -> None:
@@ -346,10 +346,10 @@ def test_what_was_recorded_before_a_failure_is_kept(tmp_path: Path) -> None:
     assert kept.metrics["round"].max() == 3
 
 
-# --- those who wait for ever, and those who never wait ---
+# --- deadlocks and spinning ---
 
 
-def test_a_run_in_which_all_wait_for_ever_fails_and_names_each_wait(tmp_path: Path) -> None:
+def test_deadlock_fails_and_names_each_wait(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             await node.receive(("model", 7), source=2)
@@ -361,15 +361,15 @@ def test_a_run_in_which_all_wait_for_ever_fails_and_names_each_wait(tmp_path: Pa
 
     with pytest.raises(Deadlock) as failure:
         play(tmp_path, script, 3)
-    said = str(failure.value)
-    assert "node 0 for tag ('model', 7) from ranks [2]" in said
-    assert "node 1 for tag 'grad' from ranks [0, 2]" in said
-    assert "node 2 for tag 'left' from anyone; any message from anyone" in said or (
-        "node 2 for any message from anyone; tag 'left' from anyone" in said
+    text = str(failure.value)
+    assert "node 0 for tag ('model', 7) from ranks [2]" in text
+    assert "node 1 for tag 'grad' from ranks [0, 2]" in text
+    assert "node 2 for tag 'left' from anyone; any message from anyone" in text or (
+        "node 2 for any message from anyone; tag 'left' from anyone" in text
     )
 
 
-def test_a_gather_that_waits_for_ever_names_only_whom_it_misses(tmp_path: Path) -> None:
+def test_deadlocked_gather_names_only_the_missing_ranks(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             await node.gather([1, 2], "m")
@@ -382,7 +382,7 @@ def test_a_gather_that_waits_for_ever_names_only_whom_it_misses(tmp_path: Path) 
     assert str(failure.value).endswith("; nodes 1, 2 returned after 0 rounds")
 
 
-def test_waiting_for_ever_is_found_under_evaluation_by_time_too(tmp_path: Path) -> None:
+def test_deadlock_is_detected_under_evaluation_by_time(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         await node.receive("never")
 
@@ -391,7 +391,7 @@ def test_waiting_for_ever_is_found_under_evaluation_by_time_too(tmp_path: Path) 
         play(tmp_path, script, evaluation=evaluation, observer=Limit(300))
 
 
-def test_a_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "MAX_PASSES", 50)
 
     async def script(node: Node) -> None:
@@ -404,8 +404,8 @@ def test_a_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: 
     assert failure.value.node == 2
 
 
-def test_a_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a run with an end in time never gets there."""
+def test_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a run with a time limit would never reach it."""
     monkeypatch.setattr(host, "MAX_PASSES", 50)
 
     async def script(node: Node) -> None:
@@ -421,7 +421,7 @@ def test_a_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: 
         play(tmp_path, script, 3, stop=stop)
     assert failure.value.node == 2
     assert failure.value.folder is not None
-    # Few rounds of no time, with time between them, are nothing to complain of.
+    # A few rounds that take no time, with time between them, are no error.
 
     async def now_and_then(node: Node) -> None:
         async for r in node.rounds():
@@ -434,7 +434,7 @@ def test_a_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("how", ["protocol", "spawned"])
-def test_a_loop_around_asyncios_sleep_of_nothing_fails(
+def test_endless_loop_of_asyncio_sleep_zero_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr(clock, "MAX_PASSES", 50)
@@ -457,12 +457,10 @@ def test_a_loop_around_asyncios_sleep_of_nothing_fails(
         play(tmp_path, script, 3)
     assert failure.value.folder is not None
     assert sorted(ended) == [0, 1, 2]
-    gc.collect()  # a loop or a task that was left behind would say so now, which is an error
+    gc.collect()  # a loop or task left behind would warn now, which is an error
 
 
-def test_many_steps_with_time_between_are_no_spinning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_short_sleeps_do_not_count_as_spinning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "MAX_PASSES", 50)
 
     async def script(node: Node) -> Any:
@@ -473,9 +471,9 @@ def test_many_steps_with_time_between_are_no_spinning(
     assert play(tmp_path, script, 1).values[0] == pytest.approx(2.0)
 
 
-def test_nothing_uses_timers_of_asyncio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_uses_no_asyncio_timers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("a timer of asyncio's")
+        raise AssertionError("a timer of asyncio")
 
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_at", refuse)
     monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", refuse)

@@ -1,4 +1,4 @@
-"""Staleness, idle time and the use of uplinks, where they can be worked out by hand."""
+"""Staleness, idle time and link usage, worked out by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gossamer.errors import BadInput
 from scenario import MBPS, experiment, play
 
 BYTE_S = 1e-6
-"""Seconds that a byte takes at :data:`MBPS`."""
+"""Seconds per byte at :data:`MBPS`."""
 UPLINKS = {"name": "uniform", "uplink_mbps": MBPS}
 
 
@@ -26,7 +26,7 @@ def recorded(out: Path, script: Any, rounds: int = 2, **fields: Any) -> Run:
     return play(out, script, evaluation={"every_rounds": 1}, stop={"rounds": rounds}, **fields).run
 
 
-def test_shares_are_of_the_time_since_the_row_before(tmp_path: Path) -> None:
+def test_shares_cover_the_time_since_the_previous_row(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             await node.train()  # from 0 to 1 s, then nothing until 4
@@ -42,19 +42,19 @@ def test_shares_are_of_the_time_since_the_row_before(tmp_path: Path) -> None:
 
     run = recorded(tmp_path, script, rounds=3, network=UPLINKS)
     rows = [row(run, 0, r) for r in range(4)]
-    assert [each["time_s"] for each in rows] == [0.0, 4.0, 5.0, 8.0]
-    assert [each["idle_share"] for each in rows] == [None, 3 / 4, 0.0, 2 / 3]
+    assert [entry["time_s"] for entry in rows] == [0.0, 4.0, 5.0, 8.0]
+    assert [entry["idle_share"] for entry in rows] == [None, 3 / 4, 0.0, 2 / 3]
     sent = rows[1]["bytes_sent"] * BYTE_S
     assert 1.0 < sent < 1.001
-    assert [each["uplink_share"] for each in rows] == [None, pytest.approx(sent / 4, abs=1e-9), 0.0, 0.0]
+    assert [entry["uplink_share"] for entry in rows] == [None, pytest.approx(sent / 4, abs=1e-9), 0.0, 0.0]
 
 
-def test_a_message_on_its_way_and_one_taken_back_use_the_uplink_as_long_as_they_did(tmp_path: Path) -> None:
+def test_cancelled_message_uses_the_uplink_until_cancelled(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             first, queued = (node.send(1, torch.zeros(10**6), tag) for tag in ("a", "b"))
             await node.sleep(1.0)
-            await node.end_round(0)  # a quarter of the first is gone
+            await node.end_round(0)  # a quarter of the first message is sent
             await node.sleep(1.0)
             assert queued.cancel()  # it never used the uplink
             assert first.cancel()
@@ -67,12 +67,12 @@ def test_a_message_on_its_way_and_one_taken_back_use_the_uplink_as_long_as_they_
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])
-def test_a_downlink_is_used_by_what_came_in_until_then(tmp_path: Path, sharing: str) -> None:
+def test_downlink_share_counts_bytes_received_before_a_cancel(tmp_path: Path, sharing: str) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             node.send(1, torch.zeros(125_000), "a")  # half a second and a little on either link
             await node.sleep(1.0)
-            last = node.send(1, torch.zeros(10**6), "b")  # four seconds; taken back when two of them are over
+            last = node.send(1, torch.zeros(10**6), "b")  # four seconds; cancelled after two
             await node.sleep(2.0)
             assert last.cancel()
         if node.rank == 1:
@@ -85,14 +85,14 @@ def test_a_downlink_is_used_by_what_came_in_until_then(tmp_path: Path, sharing: 
     rows = [row(run, 1, r) for r in range(4)]
     first = rows[1]["bytes_received"] * BYTE_S
     assert 0.5 < first < 0.501
-    shares = [each["downlink_share"] for each in rows]
+    shares = [entry["downlink_share"] for entry in rows]
     assert shares == [None, pytest.approx(first, abs=1e-6), 0.0, pytest.approx(2.0 / 2, abs=1e-6)]
     assert [row(run, 1, r)["uplink_share"] for r in (1, 2, 3)] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])
-def test_a_node_sees_what_has_left_by_now(tmp_path: Path, sharing: str) -> None:
-    """Long before it arrives, and as far as it is gone; what was seen doesn't change afterwards."""
+def test_traffic_counts_the_bytes_sent_so_far(tmp_path: Path, sharing: str) -> None:
+    """The count grows long before anything arrives; a snapshot of it doesn't change afterwards."""
 
     async def script(node: Node) -> list[tuple[int, int]]:
         if node.rank == 1:
@@ -115,12 +115,12 @@ def test_a_node_sees_what_has_left_by_now(tmp_path: Path, sharing: str) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["fifo", "fair", "rtt-fair"])
-def test_what_still_leaves_at_the_end_is_in_the_timeline_until_then(tmp_path: Path, sharing: str) -> None:
+def test_unfinished_sending_is_in_the_timeline_up_to_the_end(tmp_path: Path, sharing: str) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             await node.sleep(1.0)
             node.send(1, torch.zeros(10**6), "a")
-            node.send(1, torch.zeros(10**6), "b")  # doesn't leave any more
+            node.send(1, torch.zeros(10**6), "b")  # never starts
             await node.sleep(2.0)
         await node.sleep(9.0)
 
@@ -130,7 +130,7 @@ def test_what_still_leaves_at_the_end_is_in_the_timeline_until_then(tmp_path: Pa
     assert seen == [(0, "send", 1.0, 4.0, 1, 3_000_000)]
 
 
-def test_a_computation_that_is_cancelled_ran_until_then(tmp_path: Path) -> None:
+def test_cancelled_computation_counts_as_busy_until_cancelled(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         running, queued = node.spawn(node.train(4)), node.spawn(node.train(4))
         await node.sleep(1.0)
@@ -144,7 +144,7 @@ def test_a_computation_that_is_cancelled_ran_until_then(tmp_path: Path) -> None:
     assert row(run, 0, 1)["idle_share"] == 1 / 2
 
 
-def test_staleness_is_the_age_of_what_was_taken_since_the_row_before(tmp_path: Path) -> None:
+def test_staleness_is_the_age_of_messages_taken_since_the_last_row(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank > 0:
             await node.sleep(node.rank)  # sent at 1, 2, 3 s
@@ -158,20 +158,20 @@ def test_staleness_is_the_age_of_what_was_taken_since_the_row_before(tmp_path: P
         await node.end_round(1)
         await node.receive("more", source=3)  # 2 s
         await node.sleep(1.0)
-        node.drain("more", newest=True)  # of 1 (5 s), 2 (4 s) and 3 (3 s); what gave way was not taken
+        node.drain("more", newest=True)  # of 1 (5 s), 2 (4 s) and 3 (3 s); superseded messages were not taken
         await node.end_round(2)
         await node.end_round(3)
 
     run = recorded(tmp_path, script, nodes=4, rounds=4)
     rows = [row(run, 0, r) for r in range(5)]
-    assert [each["staleness_s"] for each in rows] == [None, None, 3.0, 3.5, None]
-    assert [each["staleness_max_s"] for each in rows] == [None, None, 4.0, 5.0, None]
-    assert [each["messages_received"] for each in rows] == [0, 0, 9, 9, 9]
-    assert [each["messages_superseded"] for each in rows] == [0, 0, 0, 2, 2]
-    assert [each["messages_taken"] for each in rows] == [0, 0, 3, 7, 7]
+    assert [entry["staleness_s"] for entry in rows] == [None, None, 3.0, 3.5, None]
+    assert [entry["staleness_max_s"] for entry in rows] == [None, None, 4.0, 5.0, None]
+    assert [entry["messages_received"] for entry in rows] == [0, 0, 9, 9, 9]
+    assert [entry["messages_superseded"] for entry in rows] == [0, 0, 0, 2, 2]
+    assert [entry["messages_taken"] for entry in rows] == [0, 0, 3, 7, 7]
 
 
-def test_what_is_taken_on_the_way_is_as_old_as_its_transfer(tmp_path: Path) -> None:
+def test_message_taken_on_arrival_is_as_old_as_its_transfer(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         if node.rank == 0:
             node.send(1, torch.zeros(250_000), "a")
@@ -186,12 +186,12 @@ def test_what_is_taken_on_the_way_is_as_old_as_its_transfer(tmp_path: Path) -> N
     assert received["idle_share"] == 1.0
 
 
-def test_the_timeline_of_two_nodes(tmp_path: Path) -> None:
+def test_timeline_holds_computations_and_sendings(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         peer = 1 - node.rank
         if node.rank == 0:
             await node.train()  # 0 to 1
-            node.send(peer, torch.zeros(125_000), "a")  # from 1 on, one after the other
+            node.send(peer, torch.zeros(125_000), "a")  # from 1 s, one after the other
             node.send(peer, torch.zeros(250_000), "b")
             await node.sleep(2.0)
             await node.train(2)  # 3 to 5
@@ -199,9 +199,9 @@ def test_the_timeline_of_two_nodes(tmp_path: Path) -> None:
             await node.receive("a")
             await node.evaluate(on="train")  # a forward pass over one full batch: a third of a step
             await node.receive("b")
-            taken_back = node.send(peer, torch.zeros(10**6), "c")
+            cancelled = node.send(peer, torch.zeros(10**6), "c")
             await node.sleep(0.5)
-            assert taken_back.cancel()
+            assert cancelled.cancel()
         await node.end_round(0)
 
     window = {"from_s": 0.0, "to_s": 10.0, "nodes": 2}
@@ -209,14 +209,14 @@ def test_the_timeline_of_two_nodes(tmp_path: Path) -> None:
     a, b = (row(played.run, 0, 1)["bytes_sent"] * share * BYTE_S for share in (1 / 3, 2 / 3))
     rows = played.run.timeline.to_dicts()
     seen = [
-        (each["node"], each["kind"], each["start_s"], each["end_s"], each["to"], each["bytes"])
-        for each in rows
+        (entry["node"], entry["kind"], entry["start_s"], entry["end_s"], entry["to"], entry["bytes"])
+        for entry in rows
     ]
     assert [(node, kind, to) for node, kind, _, _, to, _ in seen] == [
         *((0, "train", None), (0, "send", 1), (0, "send", 1), (0, "train", None)),
         *((1, "evaluate", None), (1, "send", 0)),
     ]
-    # (Headers take some hundred bytes, that is a tenth of a millisecond.)
+    # Headers take about a hundred bytes, which is a tenth of a millisecond.
     times = [seconds for _, _, start_s, end_s, _, _ in seen for seconds in (start_s, end_s)]
     first = [0.0, 1.0, 1.0, 1 + a, 1 + a, 1 + a + b, 3.0, 5.0]
     second = [1 + a, 1 + a + 1 / 3, 1 + a + b, 1.5 + a + b]
@@ -224,7 +224,7 @@ def test_the_timeline_of_two_nodes(tmp_path: Path) -> None:
     assert [nbytes for *_, nbytes in seen if nbytes] == pytest.approx([a * 1e6, b * 1e6, 500_000], abs=200)
 
 
-def test_a_timeline_is_of_its_window_and_nodes_alone(tmp_path: Path) -> None:
+def test_timeline_is_limited_to_its_window_and_nodes(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         for _ in range(6):
             await node.train()
@@ -237,7 +237,7 @@ def test_a_timeline_is_of_its_window_and_nodes_alone(tmp_path: Path) -> None:
     ]
 
 
-def test_what_still_computes_at_the_end_is_in_the_timeline_until_then(tmp_path: Path) -> None:
+def test_unfinished_computation_is_in_the_timeline_up_to_the_end(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         await node.train(10)
 
@@ -259,7 +259,7 @@ def test_what_still_computes_at_the_end_is_in_the_timeline_until_then(tmp_path: 
         ({"from_s": 2.0}, "evaluation.timeline.to_s"),
     ],
 )
-def test_a_window_that_cannot_be_is_refused(window: dict[str, Any], said: str) -> None:
+def test_invalid_timeline_window_is_refused(window: dict[str, Any], said: str) -> None:
     async def script(node: Node) -> None: ...
 
     with pytest.raises(BadInput) as caught:
@@ -267,8 +267,8 @@ def test_a_window_that_cannot_be_is_refused(window: dict[str, Any], said: str) -
     assert said in str(caught.value)
 
 
-def test_a_common_instant_is_recorded_as_it_ends(tmp_path: Path) -> None:
-    """What is computed, sent, mixed and counted at the very instant is all in the row, the end's included."""
+def test_tick_and_round_rows_of_one_instant_agree(tmp_path: Path) -> None:
+    """Rows include all that happens at their instant, also at the end of the run."""
 
     async def script(node: Node) -> None:
         async for r in node.rounds():

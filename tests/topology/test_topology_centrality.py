@@ -44,7 +44,7 @@ def matrix(topology: TopologySchedule, round: int = 0) -> np.ndarray:
 
 
 def reference(graph: Any, scores: dict[int, float], coefficient: float | None) -> np.ndarray:
-    """The mixing matrix by NumPy: a softmax over closed neighbourhoods, or shares of the scores without a coefficient."""
+    """The mixing matrix in NumPy: a softmax over closed neighbourhoods, or shares of the scores without a coefficient."""
     A = nx.to_numpy_array(graph, nodelist=range(len(graph))).T + np.eye(len(graph))
     s = np.array([scores[j] for j in range(len(graph))])
     W = A * (s if coefficient is None else np.exp(coefficient * s))
@@ -52,7 +52,7 @@ def reference(graph: Any, scores: dict[int, float], coefficient: float | None) -
 
 
 def scores_of(graph: Any, measure: str) -> dict[int, float]:
-    """Centralities by formulas that do not share code with the weights, where there is a simple one."""
+    """Centralities by formulas that share no code with the weights."""
     n = len(graph)
     if measure == "degree":
         return {j: graph.degree(j) / (n - 1) for j in graph}
@@ -100,7 +100,7 @@ def test_weights_are_a_softmax_of_centralities(
 
 
 @pytest.mark.parametrize("spec", [GRAPHS[0], GRAPHS[1], DIRECTED[0]], ids=str)
-def test_without_a_temperature_weights_are_shares_of_centralities(spec: Any) -> None:
+def test_weights_without_a_temperature_are_centrality_shares(spec: Any) -> None:
     for measure in MEASURES:
         topology = schedule(spec, name="centrality", measure=measure, temperature=None)
         graph = topology.graph(0).to_networkx()
@@ -127,7 +127,7 @@ def test_eigenvector_centrality_is_the_leading_eigenvector() -> None:
     ],
 )
 def test_influence_of_hubs_on_a_graph_of_the_paper(weights: Any, hubs: list[float], gap: float) -> None:
-    """The four nodes of highest degree in the first Barabási-Albert graph with 33 nodes, with figures found by hand."""
+    """The four nodes of highest degree in the first Barabási-Albert graph with 33 nodes, with values found by hand."""
     graph = {"name": "networkx", "generator": "barabasi_albert_graph", "parameters": {"m": 2, "seed": 0}}
     topology = schedule(graph, 33, **weights)
     first = sorted(range(33), key=lambda rank: -topology.graph(0).degree(rank))[:4]
@@ -138,7 +138,7 @@ def test_influence_of_hubs_on_a_graph_of_the_paper(weights: Any, hubs: list[floa
     assert spectral_gap(W) == pytest.approx(gap, abs=6e-4)
 
 
-def test_an_ego_network_that_holds_the_graph_gives_the_same_weights() -> None:
+def test_ego_network_of_the_whole_graph_gives_the_same_weights() -> None:
     for measure in ("degree", "betweenness", "closeness", "eigenvector", "pagerank"):
         whole, ego = (
             schedule(GRAPHS[0], name="centrality", measure=measure, hops=hops) for hops in (None, 13)
@@ -146,7 +146,7 @@ def test_an_ego_network_that_holds_the_graph_gives_the_same_weights() -> None:
         assert matrix(ego) == pytest.approx(matrix(whole), abs=1e-6)
 
 
-def test_a_node_knows_only_its_ego_network() -> None:
+def test_node_uses_only_its_ego_network() -> None:
     # On a ring, a node sees a path of five nodes: itself with 2 of 4 possible links, and so do its neighbours.
     W = matrix(schedule({"name": "ring"}, 12, name="centrality", hops=2))
     assert W[0, [11, 0, 1]] == pytest.approx(1 / 3)
@@ -166,7 +166,7 @@ def test_random_scores_are_drawn_for_each_node_and_round(spec: Any, seed: int, r
     topology = schedule(spec, seed=seed, name="random", temperature=0.5)
     W = matrix(topology, round)
     assert W.sum(axis=1) == pytest.approx(1, abs=1e-12)
-    # All receivers use one score of a node: the logarithms of two weights in a row differ by that of the scores.
+    # All receivers use one score of a node: logarithms of two weights in a row differ as the scores do.
     score = np.full(NODES, np.nan)
     todo = [0]
     score[0] = 0.0
@@ -174,11 +174,11 @@ def test_random_scores_are_drawn_for_each_node_and_round(spec: Any, seed: int, r
     while todo:
         i = todo.pop()
         for j in {*graph.neighbors(i, "in")}:
-            found = score[i] + 0.5 * np.log(W[i, j] / W[i, i])
+            expected = score[i] + 0.5 * np.log(W[i, j] / W[i, i])
             if np.isnan(score[j]):
-                score[j] = found
+                score[j] = expected
                 todo.append(j)
-            assert score[j] == pytest.approx(found, abs=1e-9)
+            assert score[j] == pytest.approx(expected, abs=1e-9)
     assert np.nanmax(score) - np.nanmin(score) < 1
     if spec["name"] == "star":
         assert (matrix(topology, round + 1) != W).any()
@@ -189,17 +189,17 @@ def test_random_scores_are_drawn_for_each_node_and_round(spec: Any, seed: int, r
 def test_random_weights_do_not_depend_on_the_order_of_calls() -> None:
     forward, backward = (schedule({"name": "star"}, name="random") for _ in range(2))
     wanted = [[forward.mixing_weights(rank, round) for rank in range(NODES)] for round in range(4)]
-    found = [
+    reversed_calls = [
         [backward.mixing_weights(rank, round) for rank in (*range(NODES)[::-1],)][::-1]
         for round in (3, 2, 1, 0)
     ]
-    assert found[::-1] == wanted
+    assert reversed_calls[::-1] == wanted
     assert schedule({"name": "star"}, seed=2, name="random").mixing_weights(0, 0) != wanted[0][0]
 
 
 def factors(spec: dict[str, Any], rounds: int) -> list[float]:
-    """What the weights show of a schedule: the coefficient of a softmax between the hub and a leaf of a star, over that of
-    round 0."""
+    """Factors of a schedule, read off the weights: the softmax coefficient between the hub and a leaf of a star, relative
+    to that of round 0."""
     topology = schedule({"name": "star"}, name="centrality", temperature=0.3, schedule=spec)
     hub, leaf = 1.0, 1 / (NODES - 1)
     weights = [topology.mixing_weights(1, round)[0] for round in range(rounds)]
@@ -209,7 +209,7 @@ def factors(spec: dict[str, Any], rounds: int) -> list[float]:
 @pytest.mark.parametrize(
     ("rounds", "multiplier", "minimum"), [(5, 1, 0.0), (3, 2, 0.1), (4, 1, -1.0), (1, 3, 0.5)]
 )
-def test_cosine_is_that_of_torch(rounds: int, multiplier: int, minimum: float) -> None:
+def test_cosine_schedule_matches_torch(rounds: int, multiplier: int, minimum: float) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     torchs = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(
         optimizer, rounds, multiplier, eta_min=minimum
@@ -223,11 +223,11 @@ def test_cosine_is_that_of_torch(rounds: int, multiplier: int, minimum: float) -
     assert factors(spec, 25) == pytest.approx(expected, abs=1e-9)
 
 
-def test_exponential_and_oscillating_schedules() -> None:
-    found = factors({"name": "exponential", "factor": 0.5, "minimum": 0.1}, 6)
-    assert found == pytest.approx([1, 0.5, 0.25, 0.125, 0.1, 0.1], abs=1e-9)
-    found = factors({"name": "oscillating", "rounds": 2}, 7)
-    assert found == pytest.approx([1, 1, -1, -1, 1, 1, -1], abs=1e-9)
+def test_exponential_and_oscillating_schedules_by_hand() -> None:
+    exponential = factors({"name": "exponential", "factor": 0.5, "minimum": 0.1}, 6)
+    assert exponential == pytest.approx([1, 0.5, 0.25, 0.125, 0.1, 0.1], abs=1e-9)
+    oscillating = factors({"name": "oscillating", "rounds": 2}, 7)
+    assert oscillating == pytest.approx([1, 1, -1, -1, 1, 1, -1], abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_exponential_and_oscillating_schedules() -> None:
         ),
     ],
 )
-def test_wrong_parameters_are_refused(weights: dict[str, Any], message: str) -> None:
+def test_invalid_parameters_are_refused(weights: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput) as raised:
         schedule({"name": "ring"}, name="centrality", **weights)
     assert message in str(raised.value)
@@ -257,15 +257,15 @@ def test_ego_networks_of_directed_graphs_are_refused() -> None:
         schedule({"name": "exponential"}, name="centrality", hops=2).check()
 
 
-def test_a_saved_spec_gives_the_same_weights() -> None:
+def test_saved_spec_gives_the_same_weights() -> None:
     topology = schedule(
         GRAPHS[0], name="centrality", measure="pagerank", hops=3, schedule={"name": "cosine", "rounds": 4}
     ).topology
     assert build("topology", topology.spec()) == topology
 
 
-def test_secure_sums_use_the_weights_of_the_round(tmp_path: Path) -> None:
-    """Though the graph is static, masks are not agreed on once, because the weights are not."""
+def test_secure_aggregation_uses_the_weights_of_the_round(tmp_path: Path) -> None:
+    """Although the graph is static, the weights change, so masks can not be agreed on once."""
     experiment: dict[str, Any] = {
         "nodes": 6,
         "task": {"name": "least-squares", "samples": 120},

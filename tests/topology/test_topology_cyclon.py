@@ -1,4 +1,4 @@
-"""Cyclon's views, compared with a model of the whole overlay without nodes and messages."""
+"""Cyclon's views, against a model of the whole overlay without nodes and messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SEED = 5
 
 
 class Overlay:
-    """The samplers of all nodes, with links that take no time. Dead nodes receive nothing, and no node is notified."""
+    """The samplers of all nodes with instant links. Dead nodes receive nothing, and no node is told of deaths."""
 
     def __init__(self, spec: dict[str, Any], nodes: int) -> None:
         schedule = TopologySchedule(build("topology", {"name": "cyclon", **spec}), nodes, SEED)
@@ -35,7 +35,7 @@ class Overlay:
         self.lost: set[int] = set()
         self.lose: Callable[[], bool] = lambda: False
         self.samplers: list[Sampler] = []
-        self._on_the_way: deque[tuple[int, Message]] = deque()
+        self._in_flight: deque[tuple[int, Message]] = deque()
         for rank in range(nodes):
             node = SimpleNamespace(rank=rank, size=nodes, state={})
             sampler = schedule.sampler(node, self._host(rank))
@@ -45,14 +45,14 @@ class Overlay:
     def _host(self, source: int) -> Any:
         def send(to: Sequence[int], payload: Any, tag: tuple[str | int, ...]) -> None:
             if not self.lose():
-                self._on_the_way.extend((rank, Message(source, tag, payload, 0.0)) for rank in to)
+                self._in_flight.extend((rank, Message(source, tag, payload, 0.0)) for rank in to)
 
         return SimpleNamespace(lost=self.lost, send=send, timer=send)
 
     def exchange(self, rank: int) -> None:
         self.samplers[rank].begin()
-        while self._on_the_way:
-            to, message = self._on_the_way.popleft()
+        while self._in_flight:
+            to, message = self._in_flight.popleft()
             if to not in self.dead:
                 self.samplers[to].receive(message)
 
@@ -62,11 +62,11 @@ class Overlay:
                 self.exchange(rank)
 
     def entries(self, rank: int) -> dict[int, int]:
-        found: dict[int, int] = self.samplers[rank].state["view"]
-        return found
+        view: dict[int, int] = self.samplers[rank].state["view"]
+        return view
 
     def links(self) -> list[tuple[int, int]]:
-        """(i, j) if the node i is alive and has j in its view."""
+        """All (i, j) where node i is alive and has j in its view."""
         living = set(range(len(self.samplers))) - self.dead
         return [(rank, other) for rank in sorted(living) for other in self.entries(rank)]
 
@@ -96,26 +96,26 @@ class Model:
         self._take(Q, question, back)
         self._take(P, answer, there)
 
-    def _draw(self, ages: NDArray[Any], count: int, what: str, rank: int, *key: int) -> list[int]:
+    def _draw(self, ages: NDArray[Any], count: int, purpose: str, rank: int, *key: int) -> list[int]:
         known = np.flatnonzero(ages >= 0)
-        return generator(SEED, f"sampler/{what}", rank, *key).permutation(known)[:count].tolist()  # type: ignore[no-any-return]
+        return generator(SEED, f"sampler/{purpose}", rank, *key).permutation(known)[:count].tolist()  # type: ignore[no-any-return]
 
     def _take(self, i: int, entries: list[tuple[int, int]], sent: list[int]) -> None:
-        places = iter(sent)
+        replaceable = iter(sent)
         for j, age in entries:
             if j == i or self.age[i, j] >= 0:
                 continue
             if np.count_nonzero(self.age[i] >= 0) == self.c:
-                place = next(places, None)
-                if place is None:
+                replaced = next(replaceable, None)
+                if replaced is None:
                     break
-                self.age[i, place] = -1
+                self.age[i, replaced] = -1
             self.age[i, j] = age
 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_the_views_are_those_of_the_model(data: st.DataObject) -> None:
+def test_views_match_the_model(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(3, 12))
     view = data.draw(st.integers(1, nodes - 1))
     shuffle = data.draw(st.integers(1, view))
@@ -147,21 +147,21 @@ def test_in_degrees_vary_less_than_in_a_random_graph(settled: Overlay) -> None:
     assert degrees.var() < 6 * (1 - 6 / 199) / 2
 
 
-def test_a_ring_becomes_an_overlay_with_short_paths(settled: Overlay) -> None:
-    """In a random graph of six links a node, two nodes are about log(200) / log(12) = 2.1 links apart; in the ring, 50."""
+def test_ring_becomes_an_overlay_with_short_paths(settled: Overlay) -> None:
+    """Random graphs with six links per node have a mean distance of about log(200) / log(12) = 2.1; the ring, 50."""
     overlay = nx.Graph(settled.links())
     assert nx.is_connected(overlay)
     assert nx.average_shortest_path_length(overlay) < 2.6
     assert nx.transitivity(overlay) < 0.12  # 12 / 199 by chance
 
 
-def test_links_are_young(settled: Overlay) -> None:
+def test_entries_do_not_grow_old(settled: Overlay) -> None:
     """The oldest entry of a view is removed each period, so none gets much older than the size of the view."""
     ages = [age for rank in range(200) for age in settled.entries(rank).values()]
     assert max(ages) < 3 * 6
 
 
-def test_a_third_of_the_nodes_dies_and_the_rest_stay_together() -> None:
+def test_survivors_stay_connected_after_many_deaths() -> None:
     overlay = Overlay({"view": 8, "shuffle": 4}, 80)
     for _ in range(30):
         overlay.period()
@@ -176,7 +176,7 @@ def test_a_third_of_the_nodes_dies_and_the_rest_stay_together() -> None:
     assert nx.is_connected(rest)
 
 
-def test_a_node_known_to_be_dead_leaves_views_at_once() -> None:
+def test_node_known_to_be_dead_leaves_views_at_once() -> None:
     overlay = Overlay({"view": 4, "shuffle": 2, "bootstrap": {"name": "random-regular", "degree": 4}}, 12)
     sampler = overlay.samplers[0]
     first, *rest = sampler.view
@@ -188,8 +188,8 @@ def test_a_node_known_to_be_dead_leaves_views_at_once() -> None:
         assert first not in overlay.entries(0)
 
 
-def test_views_fill_up_again_after_losses() -> None:
-    """A lost message costs its sender an entry; exchanges that succeed make up for it."""
+def test_views_refill_despite_lost_messages() -> None:
+    """A lost message costs its sender an entry; successful exchanges make up for it."""
     overlay = Overlay({"view": 6, "shuffle": 3}, 40)
     rng = generator(SEED, "loss")
     overlay.lose = lambda: bool(rng.random() < 0.2)
@@ -199,7 +199,7 @@ def test_views_fill_up_again_after_losses() -> None:
     assert nx.is_connected(nx.Graph(overlay.links()))
 
 
-def test_an_empty_view_starts_again() -> None:
+def test_empty_view_restarts_from_the_contacts() -> None:
     overlay = Overlay({"view": 3, "shuffle": 2}, 8)
     overlay.dead = set(range(1, 8))
     for _ in range(5):
@@ -209,14 +209,14 @@ def test_an_empty_view_starts_again() -> None:
     assert len(overlay.entries(0)) > 0
 
 
-def test_nothing_is_sent_if_all_others_are_dead() -> None:
+def test_exchange_sends_nothing_if_all_others_are_dead() -> None:
     overlay = Overlay({"view": 3, "shuffle": 2}, 8)
     overlay.lost |= set(range(1, 8))
     overlay.samplers[0].begin()
     assert overlay.samplers[0].view == ()
 
 
-def test_a_late_answer_fills_only_free_slots() -> None:
+def test_late_answer_fills_only_free_slots() -> None:
     overlay = Overlay({"view": 2, "shuffle": 2}, 8)
     sampler = overlay.samplers[0]
     before = dict(overlay.entries(0))
@@ -224,7 +224,7 @@ def test_a_late_answer_fills_only_free_slots() -> None:
     sampler.receive(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
     assert overlay.entries(0) == before
     overlay.dead = {1}
-    overlay.exchange(0)  # which frees a slot
+    overlay.exchange(0)  # frees a slot
     sampler.receive(Message(1, (TAG, "answer", 77), [[3, 0], [4, 0]], 0.0))
     assert set(overlay.entries(0)) == {7, 3}
 
@@ -242,7 +242,7 @@ junk = st.recursive(
     st.integers(-3, 3) | st.text(max_size=3),
     junk | st.lists(st.tuples(st.integers(-2, 12), st.integers(-2, 2**33)).map(list), max_size=12),
 )
-def test_whatever_a_peer_sends_views_stay_views(kind: Any, number: Any, payload: Any) -> None:
+def test_malformed_messages_leave_views_valid(kind: Any, number: Any, payload: Any) -> None:
     overlay = Overlay({"view": 4, "shuffle": 3}, 10)
     overlay.samplers[0].receive(Message(5, (TAG, kind, number), payload, 0.0))
     overlay.samplers[0].receive(Message(5, (TAG,), payload, 0.0))
@@ -262,13 +262,13 @@ def test_neighbors_are_drawn_from_the_view_by_round() -> None:
     assert all(len(pair) == 2 and set(pair) <= set(sampler.view) for pair in drawn)
 
 
-def test_a_bootstrap_larger_than_a_view_is_drawn_from() -> None:
+def test_views_are_drawn_from_a_larger_bootstrap() -> None:
     overlay = Overlay({"view": 3, "shuffle": 2, "bootstrap": "complete"}, 9)
     assert all(len(sampler.view) == 3 for sampler in overlay.samplers)
     assert len({sampler.view for sampler in overlay.samplers}) > 1
 
 
-def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
+def test_period_is_in_rounds_unless_seconds_are_given() -> None:
     assert Cyclon().every_rounds == 1
     assert Cyclon(every_rounds=5).spec()["every_rounds"] == 5
     timed = Cyclon(every_s=0.5)
@@ -278,7 +278,7 @@ def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "problem"),
     [
         ({"shuffle": 9}, "topology.shuffle: 9 for view 8; accepted: 1 to 8"),
         ({"degree": 9}, "topology.degree: 9 for view 8; accepted: 1 to 8"),
@@ -297,11 +297,11 @@ def test_a_period_is_in_rounds_unless_seconds_are_given() -> None:
         ({"bootstrap": {"name": "random-regular", "degree": 11}}, "topology.bootstrap.degree: 11"),
     ],
 )
-def test_invalid_parameters_are_refused(spec: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=f"^{said}".replace(".", r"\.")):
+def test_invalid_parameters_are_refused(spec: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=f"^{problem}".replace(".", r"\.")):
         Overlay(spec, 10)
 
 
-def test_a_layer_can_not_be_sampled() -> None:
+def test_sampled_layers_are_refused() -> None:
     with pytest.raises(BadInput, match=r"^topology\.layers\.far: cyclon; accepted"):
         build("topology", {"name": "layers", "layers": {"near": "ring", "far": "cyclon"}})

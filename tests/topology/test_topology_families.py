@@ -34,13 +34,13 @@ def draw(topology: Topology, nodes: int, seed: int = 0, round: int = 0) -> Graph
 
 
 @pytest.mark.parametrize("kind", ["topology", "weights", "temperature"])
-def test_every_name_is_documented(kind: str) -> None:
+def test_registered_names_are_documented(kind: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
     assert set(names(kind)) <= set(re.findall(r"`([a-z0-9-]+)`", text))
 
 
 @given(st.integers(1, 40))
-def test_deterministic_undirected_families(nodes: int) -> None:
+def test_neighbours_in_ring_complete_and_star(nodes: int) -> None:
     steps = {1, nodes - 1}
     for rank in range(nodes):
         others = set(range(nodes)) - {rank}
@@ -51,7 +51,7 @@ def test_deterministic_undirected_families(nodes: int) -> None:
 
 
 @given(st.integers(2, 20), st.data())
-def test_star_round_any_centre(nodes: int, data: st.DataObject) -> None:
+def test_star_may_have_any_centre(nodes: int, data: st.DataObject) -> None:
     centre = data.draw(st.integers(0, nodes - 1))
     graph = draw(Star(centre=centre), nodes)
     assert set(graph.edges()) == {(min(centre, i), max(centre, i)) for i in range(nodes) if i != centre}
@@ -75,7 +75,7 @@ def test_torus_joins_cells_one_step_apart(rows: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize(("nodes", "rows"), [(1, 1), (7, 1), (12, 3), (16, 4), (30, 5), (36, 6)])
-def test_torus_is_as_square_as_can_be(nodes: int, rows: int) -> None:
+def test_torus_is_as_square_as_possible(nodes: int, rows: int) -> None:
     assert draw(Torus(), nodes) == draw(Torus(rows=rows), nodes)
 
 
@@ -90,7 +90,7 @@ def test_exponential_sends_to_powers_of_two(nodes: int) -> None:
 
 
 @given(st.integers(2, 40), st.integers(0, 30))
-def test_one_peer_takes_one_hop_a_round_in_turn(nodes: int, round: int) -> None:
+def test_one_peer_cycles_through_the_hops(nodes: int, round: int) -> None:
     hops = [2**k for k in range(20) if 2**k < nodes]
     graph = draw(OnePeerExponential(), nodes, round=round)
     hop = hops[round % len(hops)]
@@ -107,13 +107,13 @@ def test_random_regular_is_regular_and_connected(nodes: int, degree: int, seed: 
     assert nx.is_connected(graph.to_networkx())
 
 
-def test_nearly_complete_regular_graphs_are_quick_and_random() -> None:
+def test_nearly_complete_regular_graphs_are_random() -> None:
     drawn = {random_regular(100, 90, generator(seed, "test")) for seed in range(3)}
     assert len(drawn) == 3
     assert {graph.degree(rank) for graph in drawn for rank in range(100)} == {90}
 
 
-def test_random_regular_may_be_disconnected() -> None:
+def test_random_regular_function_allows_disconnected_graphs() -> None:
     graph = random_regular(10, 1, generator(0, "test"))
     assert graph.components() == 5
     assert random_regular(1, 0, generator(0, "test")) == Graph(1, [])
@@ -128,7 +128,7 @@ def test_random_regular_may_be_disconnected() -> None:
         (6, 6, "a number from 0 to 5"),
     ],
 )
-def test_an_impossible_degree_is_refused(degree: int, nodes: int, accepted: str) -> None:
+def test_impossible_degree_is_refused(degree: int, nodes: int, accepted: str) -> None:
     message = f"topology.degree: {degree} for {nodes} nodes; accepted: {accepted}"
     with pytest.raises(BadInput) as raised:
         draw(RandomRegular(degree=degree), nodes)
@@ -138,13 +138,13 @@ def test_an_impossible_degree_is_refused(degree: int, nodes: int, accepted: str)
 
 
 @pytest.mark.parametrize("degree", [3, 10, -2])
-def test_watts_strogatz_degree(degree: int) -> None:
+def test_watts_strogatz_refuses_invalid_degrees(degree: int) -> None:
     with pytest.raises(BadInput, match="topology"):
         spec = {"name": "watts-strogatz", "degree": degree, "p": 0.1}
         TopologySchedule(build("topology", spec), 8, 1).check()
 
 
-def test_watts_strogatz_keeps_its_edges_and_without_rewiring_its_ring() -> None:
+def test_watts_strogatz_keeps_the_number_of_edges() -> None:
     lattice = draw(WattsStrogatz(degree=4, p=0.0), 12)
     for rank in range(12):
         assert set(lattice.neighbors(rank)) == {(rank + step) % 12 for step in (-2, -1, 1, 2)}
@@ -165,7 +165,7 @@ def test_erdos_renyi_has_about_p_of_all_edges() -> None:
     ("topology", "nodes", "components"),
     [(RandomRegular(degree=1), 8, 4), (ErdosRenyi(p=0.0), 7, 7), (WattsStrogatz(degree=0, p=0.0), 5, 5)],
 )
-def test_a_random_graph_that_never_comes_out_connected(
+def test_random_graph_that_is_never_connected_is_refused(
     topology: Topology, nodes: int, components: int
 ) -> None:
     with pytest.raises(BadInput) as raised:
@@ -178,7 +178,7 @@ def test_a_random_graph_that_never_comes_out_connected(
     assert draw(accepted, nodes).components() == components
 
 
-def test_a_graph_that_is_seldom_connected_is_drawn_again() -> None:
+def test_disconnected_graphs_are_drawn_again() -> None:
     # A random 2-regular graph of 30 nodes is one cycle about once in three draws.
     for seed in range(5):
         assert draw(RandomRegular(degree=2), 30, seed).components() == 1
@@ -197,9 +197,7 @@ def test_a_graph_that_is_seldom_connected_is_drawn_again() -> None:
         (BarabasiAlbert(m=4), 4, "m < n"),
     ],
 )
-def test_parameters_that_do_not_fit_the_number_of_nodes_are_refused(
-    topology: Topology, nodes: int, message: str
-) -> None:
+def test_parameters_must_fit_the_number_of_nodes(topology: Topology, nodes: int, message: str) -> None:
     with pytest.raises(BadInput) as raised:
         TopologySchedule(topology, nodes, 1).check()
     assert message in str(raised.value)
@@ -208,7 +206,7 @@ def test_parameters_that_do_not_fit_the_number_of_nodes_are_refused(
 @pytest.mark.parametrize(
     "name", ["ring", "star", "complete", "torus", "hypercube", "exponential", "one-peer-exponential"]
 )
-def test_every_rounds_is_refused_for_deterministic_topologies(name: str) -> None:
+def test_deterministic_topologies_refuse_every_rounds(name: str) -> None:
     with pytest.raises(
         BadInput, match=f"topology.every_rounds: 2 for {name}, which is not random; accepted: null"
     ):
@@ -258,6 +256,6 @@ def test_invalid_parameters_are_refused(spec: dict[str, Any], message: str) -> N
         },
     ],
 )
-def test_a_saved_spec_gives_the_same_topology(spec: Any) -> None:
+def test_saved_spec_gives_the_same_topology(spec: Any) -> None:
     topology = build("topology", spec)
     assert build("topology", topology.spec()) == topology

@@ -19,7 +19,7 @@ def draw(topology: Topology, nodes: int) -> Graph:
     return topology.draw(nodes, generator(0, "test"), 0)
 
 
-def test_an_edge_list_with_comments_and_blank_lines(tmp_path: Path) -> None:
+def test_edge_list_allows_comments_and_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "edges.txt"
     path.write_text("# a path\n0 1\n\n2 1  # written backwards\n1,2\n")
     assert draw(EdgeList(path=path), 4) == Graph(4, [(0, 1), (1, 2)])
@@ -44,7 +44,7 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path: Path) -> None:
         ("1 0.5", "2 numbers per line; accepted: two ranks per line"),
     ],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
+def test_invalid_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
     path = tmp_path / "edges.txt"
     path.write_text(f"# graph\n0 1\n{line}\n")
     with pytest.raises(BadInput) as raised:
@@ -53,7 +53,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0 1 2\n0 1 2\n", "0 1 2\n1 2\n"])
-def test_an_edge_list_has_two_columns(tmp_path: Path, text: str) -> None:
+def test_edge_list_must_have_two_columns(tmp_path: Path, text: str) -> None:
     path = tmp_path / "edges.txt"
     path.write_text(text)
     with pytest.raises(BadInput, match=r"^topology\.path: .*; accepted: "):
@@ -61,7 +61,7 @@ def test_an_edge_list_has_two_columns(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("family", [EdgeList, Adjacency])
-def test_files_that_cannot_be_read(tmp_path: Path, family: type[EdgeList] | type[Adjacency]) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path, family: type[EdgeList] | type[Adjacency]) -> None:
     with pytest.raises(BadInput, match=r"topology.path: .*nowhere.txt: .*No such file or directory"):
         draw(family(path=tmp_path / "nowhere.txt"), 3)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
@@ -70,7 +70,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, family: type[EdgeList] | type
 
 
 @given(st.integers(1, 8), st.booleans(), st.data())
-def test_an_adjacency_matrix(
+def test_adjacency_matrix_gives_its_graph(
     tmp_path_factory: pytest.TempPathFactory, nodes: int, symmetric: bool, data: st.DataObject
 ) -> None:
     bits = data.draw(st.lists(st.booleans(), min_size=nodes**2, max_size=nodes**2))
@@ -78,7 +78,7 @@ def test_an_adjacency_matrix(
     np.fill_diagonal(matrix, 0)
     matrix = matrix | matrix.T if symmetric else matrix
     path = tmp_path_factory.mktemp("adjacency") / "matrix.txt"
-    np.savetxt(path, matrix, fmt="%d", header="who may send to whom")
+    np.savetxt(path, matrix, fmt="%d", header="rows send to columns")
     graph = draw(Adjacency(path=path), nodes)
     assert graph.directed == bool((matrix != matrix.T).any())
     assert (nx.to_numpy_array(graph.to_networkx()) == matrix).all()
@@ -96,7 +96,7 @@ def test_an_adjacency_matrix(
         ("0 1\n1 nan\n", ": numbers that are not finite; accepted: finite numbers"),
     ],
 )
-def test_a_wrong_matrix_is_named(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_matrix_is_named(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "matrix.txt"
     path.write_text(text)
     with pytest.raises(BadInput) as raised:

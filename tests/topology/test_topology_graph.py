@@ -20,7 +20,7 @@ def graphs(draw: st.DrawFn, directed: bool | None = None) -> tuple[int, set[tupl
 
 
 @given(graphs())
-def test_neighbours_are_those_of_the_edges_whatever_their_order(
+def test_neighbours_do_not_depend_on_the_order_of_edges(
     spec: tuple[int, set[tuple[int, int]], bool],
 ) -> None:
     nodes, pairs, directed = spec
@@ -37,7 +37,7 @@ def test_neighbours_are_those_of_the_edges_whatever_their_order(
 
 
 @given(graphs())
-def test_components_adjacency_and_round_trip_agree_with_networkx(
+def test_components_and_edges_match_networkx(
     spec: tuple[int, set[tuple[int, int]], bool],
 ) -> None:
     nodes, pairs, directed = spec
@@ -55,7 +55,7 @@ def test_components_adjacency_and_round_trip_agree_with_networkx(
 
 
 @given(st.data())
-def test_union_has_the_arcs_of_all(data: st.DataObject) -> None:
+def test_union_has_the_arcs_of_all_graphs(data: st.DataObject) -> None:
     nodes, pairs, directed = data.draw(graphs())
     rank = st.integers(0, nodes - 1)
     others = data.draw(st.sets(st.tuples(rank, rank).filter(lambda pair: pair[0] != pair[1]), max_size=20))
@@ -65,7 +65,7 @@ def test_union_has_the_arcs_of_all(data: st.DataObject) -> None:
     assert {(i, j) for i in range(nodes) for j in both.neighbors(i, "out")} == arcs
 
 
-def test_a_directed_graph_requires_a_direction() -> None:
+def test_directed_graph_requires_a_direction() -> None:
     graph = Graph(2, [(0, 1)], directed=True)
     for ask in (graph.neighbors, graph.degree):
         with pytest.raises(ValueError, match='direction "both" on a directed graph; accepted: "in" or "out"'):
@@ -74,8 +74,10 @@ def test_a_directed_graph_requires_a_direction() -> None:
     assert graph.neighbors(0, "in") == ()
 
 
-def test_an_unknown_direction_is_refused() -> None:
-    ask: Any = getattr(Graph.neighbors, "__wrapped__", Graph.neighbors)  # past the type checks of the tests
+def test_unknown_direction_is_refused() -> None:
+    ask: Any = getattr(
+        Graph.neighbors, "__wrapped__", Graph.neighbors
+    )  # bypasses the type checks of the tests
     with pytest.raises(
         ValueError, match='"sideways" on an undirected graph; accepted: "in" or "out" or "both"'
     ):
@@ -83,7 +85,7 @@ def test_an_unknown_direction_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rank", [-1, 3])
-def test_a_rank_out_of_range(rank: int) -> None:
+def test_rank_out_of_range_is_refused(rank: int) -> None:
     with pytest.raises(ValueError, match=f"rank {rank}; accepted: 0 to 2"):
         Graph(3, [(0, 1)]).neighbors(rank)
 
@@ -105,7 +107,7 @@ def test_invalid_edges_are_refused(nodes: int, edges: list[tuple[int, int]], mes
         Graph(nodes, edges)
 
 
-def test_equality_sees_edges_and_direction() -> None:
+def test_equality_compares_edges_and_direction() -> None:
     assert Graph(3, [(0, 1), (1, 0)]) == Graph(3, [(1, 0)])
     assert Graph(3, [(0, 1)]) != Graph(3, [(0, 2)])
     assert Graph(2, [(0, 1)]) != Graph(2, [(0, 1), (1, 0)], directed=True)

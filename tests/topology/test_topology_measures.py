@@ -27,27 +27,27 @@ def schedule(spec: Any, nodes: int) -> TopologySchedule:
 
 
 @pytest.mark.parametrize("nodes", [3, 8, 100, 600])
-def test_the_gap_of_a_ring(nodes: int) -> None:
+def test_spectral_gap_of_a_ring(nodes: int) -> None:
     # Circulant with 1/3: eigenvalues (1 + 2 cos(2 pi k / n)) / 3.
     expected = 1 - (1 + 2 * cos(2 * pi / nodes)) / 3
     assert spectral_gap(sparse_matrix(schedule("ring", nodes), 0)) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 7, 100, 601])
-def test_the_smallest_eigenvalue_of_a_ring(nodes: int) -> None:
+def test_smallest_eigenvalue_of_a_ring(nodes: int) -> None:
     expected = (1 + 2 * cos(2 * pi * (nodes // 2) / nodes)) / 3
     W = sparse_matrix(schedule("ring", nodes), 0)
     assert smallest_eigenvalue(W) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("nodes", [6, 8, 20, 64, 700])
-def test_the_gap_of_an_exponential_graph(nodes: int) -> None:
+def test_spectral_gap_of_an_exponential_graph(nodes: int) -> None:
     # Ying et al. (2021), proposition 1: 2 / (1 + ceil(log2 n)) for an even n.
     expected = 2 / (1 + (nodes - 1).bit_length())
     assert spectral_gap(sparse_matrix(schedule("exponential", nodes), 0)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_gaps_at_both_ends() -> None:
+def test_spectral_gaps_of_one_and_zero() -> None:
     assert spectral_gap(sparse_matrix(schedule("complete", 7), 0).toarray()) == pytest.approx(1)
     assert spectral_gap(sparse_matrix(schedule("ring", 1), 0).toarray()) == 1
     loose: dict[str, Any] = {"name": "erdos-renyi", "p": 0.0, "allow_disconnected": True}
@@ -56,14 +56,14 @@ def test_gaps_at_both_ends() -> None:
     assert spectral_gap(two_rings) == 0
 
 
-def test_the_hypercube_of_a_thousand() -> None:
+def test_spectral_gap_of_a_large_hypercube() -> None:
     # Eigenvalues 1 - 2k / (d + 1) of Q_d: the largest modulus but 1 is (d - 1) / (d + 1).
     assert spectral_gap(sparse_matrix(schedule("hypercube", 1024), 0)) == pytest.approx(2 / 11, abs=1e-9)
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 10), st.booleans(), st.data())
-def test_the_diameter_agrees_with_networkx(nodes: int, directed: bool, data: st.DataObject) -> None:
+def test_diameter_matches_networkx(nodes: int, directed: bool, data: st.DataObject) -> None:
     rank = st.integers(0, nodes - 1)
     pairs = data.draw(st.sets(st.tuples(rank, rank).filter(lambda pair: pair[0] != pair[1]), max_size=60))
     graph = Graph(nodes, pairs, directed=directed)
@@ -79,7 +79,7 @@ def test_known_diameters(name: str, nodes: int, hops: int) -> None:
     assert diameter(schedule(name, nodes).graph(0)) == hops
 
 
-def test_the_influence_of_uniform_weights_is_in_proportion_to_the_closed_neighbourhood() -> None:
+def test_influence_under_uniform_weights_follows_the_degree() -> None:
     """D^-1 A, with D_ii the row sums of a symmetric A, has the stationary vector D_ii / sum_k D_kk."""
     for nodes in (40, 600):
         topology = schedule({"name": "barabasi-albert", "m": 2, "weights": "uniform"}, nodes)
@@ -87,7 +87,7 @@ def test_the_influence_of_uniform_weights_is_in_proportion_to_the_closed_neighbo
         assert influence(sparse_matrix(topology, 0)) == pytest.approx(closed / closed.sum(), abs=1e-12)
 
 
-def test_the_influence_of_many_nodes_is_iterated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iterated_influence_matches_the_dense_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     W = sparse_matrix(schedule({"name": "star", "weights": "uniform"}, 30), 0)
     solved = influence(W)
     monkeypatch.setattr("gossamer.topology.measures.DENSE_NODES", 29)
@@ -102,12 +102,12 @@ def test_influence_is_the_limit_of_repeated_mixing(nodes: int, seed: int) -> Non
     assert influence(W) == pytest.approx(np.linalg.matrix_power(W, 4096)[0], abs=1e-9)
 
 
-def test_describe_has_everything() -> None:
-    found = describe(schedule("complete", 8))
-    assert found.pop("influence") == pytest.approx([1 / 8] * 8)
-    assert found.pop("effective_nodes") == pytest.approx(8)
-    assert found.pop("spectral_gap") == pytest.approx(1)
-    assert found == {
+def test_description_holds_all_measures() -> None:
+    description = describe(schedule("complete", 8))
+    assert description.pop("influence") == pytest.approx([1 / 8] * 8)
+    assert description.pop("effective_nodes") == pytest.approx(8)
+    assert description.pop("spectral_gap") == pytest.approx(1)
+    assert description == {
         "nodes": 8,
         "edges": 28,
         "degree_min": 7,
@@ -119,7 +119,7 @@ def test_describe_has_everything() -> None:
     }
 
 
-def test_describe_a_round_of_a_directed_disconnected_graph() -> None:
+def test_description_of_a_disconnected_round() -> None:
     one_peer = schedule("one-peer-exponential", 8)
     first, second = describe(one_peer, 0), describe(one_peer, 1)
     assert (first["edges"], first["components"], first["diameter"]) == (8, 1, 7)

@@ -1,4 +1,4 @@
-"""Generators of networkx, and the families that are named after their models."""
+"""Generators of networkx, and topology families that use them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_stochastic_blocks_have_about_p_of_all_edges() -> None:
         set(draw(StochasticBlock(sizes=sizes, p_in=0.4, p_out=0.1), 80, seed).edges()) for seed in range(5)
     ]
     for p in (0.4, 0.1):
-        pairs = [pair for pair, each in inside.items() if each == p]
+        pairs = [pair for pair, probability in inside.items() if probability == p]
         share = sum(pair in drawn for drawn in edges for pair in pairs) / (5 * len(pairs))
         assert share == pytest.approx(p, abs=5 * (p * (1 - p) / (5 * len(pairs))) ** 0.5)
     loose = StochasticBlock(sizes=(2, 3), p_in=1, p_out=0, allow_disconnected=True)
     assert set(draw(loose, 5).edges()) == {(0, 1), (2, 3), (2, 4), (3, 4)}
 
 
-def test_blocks_that_do_not_fit_or_are_disconnected_are_refused() -> None:
+def test_mismatched_or_disconnected_blocks_are_refused() -> None:
     with pytest.raises(BadInput, match=r"topology: stochastic-block returns a graph of 5 nodes; accepted: 6"):
         TopologySchedule(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0.5), 6, 1).check()
     with pytest.raises(BadInput, match="100 disconnected draws of stochastic-block with 5 nodes"):
@@ -66,7 +66,7 @@ NAMED: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("name", "parameters", "nodes"), NAMED)
-def test_generators_of_networkx(name: str, parameters: dict[str, Any], nodes: int) -> None:
+def test_generators_give_the_graphs_of_networkx(name: str, parameters: dict[str, Any], nodes: int) -> None:
     topology = build("topology", {"name": "networkx", "generator": name, "parameters": parameters})
     assert build("topology", topology.spec()) == topology
     schedule = TopologySchedule(topology, nodes, 1)
@@ -139,7 +139,9 @@ def test_generators_of_networkx(name: str, parameters: dict[str, Any], nodes: in
         ),
     ],
 )
-def test_what_is_no_simple_connected_graph_is_refused(spec: dict[str, Any], nodes: int, message: str) -> None:
+def test_generators_without_a_simple_connected_graph_are_refused(
+    spec: dict[str, Any], nodes: int, message: str
+) -> None:
     with pytest.raises(BadInput) as raised:
         TopologySchedule(build("topology", {"name": "networkx", **spec}), nodes, 1).check()
     assert message in str(raised.value)
@@ -154,7 +156,7 @@ def test_directed_generators_give_directed_graphs() -> None:
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_graphml_in_the_order_of_the_file(tmp_path: Path, directed: bool) -> None:
+def test_graphml_keeps_the_order_of_the_file(tmp_path: Path, directed: bool) -> None:
     graph: Any = nx.DiGraph() if directed else nx.Graph()
     graph.add_nodes_from(["Köln", "Bonn", "Aachen"], population=1)
     graph.add_edges_from([("Aachen", "Köln"), ("Köln", "Bonn")], weight=0.5)
@@ -184,7 +186,7 @@ EDGES = '<edge source="a" target="b"/><edge source="b" target="a"/>'
         ),
     ],
 )
-def test_files_that_are_no_graphml(tmp_path: Path, text: str | None, problem: str) -> None:
+def test_invalid_graphml_files_are_refused(tmp_path: Path, text: str | None, problem: str) -> None:
     path = tmp_path / "graph.xml"
     if text is not None:
         path.write_text(text)

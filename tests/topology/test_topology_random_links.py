@@ -24,7 +24,7 @@ def arcs(graph: Graph) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_each_link_of_the_base_is_there_with_its_probability(symmetric: bool) -> None:
+def test_links_of_the_base_exist_with_their_probability(symmetric: bool) -> None:
     links, rounds = schedule(base=BASE, probability=0.3, symmetric=symmetric), 400
     links.check()
     possible = arcs(schedule(base=BASE, probability=1.0).graph(0))
@@ -32,20 +32,20 @@ def test_each_link_of_the_base_is_there_with_its_probability(symmetric: bool) ->
     both = 0
     for round in range(rounds):
         graph = links.graph(round)
-        found = arcs(graph)
+        present = arcs(graph)
         assert graph.directed is not symmetric
-        assert found <= possible
-        for arc in found:
+        assert present <= possible
+        for arc in present:
             counts[arc] += 1
-        both += sum((j, i) in found for i, j in found)
+        both += sum((j, i) in present for i, j in present)
     within = 5 * (0.3 * 0.7 / rounds) ** 0.5
     assert all(count / rounds == pytest.approx(0.3, abs=within) for count in counts.values())
-    # Of the two directions of a link, both are there with probability p, or p^2 if they are drawn apart.
+    # Both directions of a link exist with probability p, or p^2 if they are drawn separately.
     expected = 0.3 if symmetric else 0.3**2
     assert both / rounds / len(possible) == pytest.approx(expected, abs=0.01)
 
 
-def test_the_base_is_drawn_once_and_links_by_seed_and_round() -> None:
+def test_base_is_drawn_once_and_links_by_seed_and_round() -> None:
     forward, backward = schedule(base=BASE, probability=0.5), schedule(base=BASE, probability=0.5)
     graphs = [forward.graph(round) for round in range(6)]
     assert [backward.graph(round) for round in reversed(range(6))] == graphs[::-1]
@@ -57,14 +57,14 @@ def test_the_base_is_drawn_once_and_links_by_seed_and_round() -> None:
     assert schedule(base=BASE, probability=0.5, every_rounds=None).static
 
 
-def test_a_changing_base_keeps_its_own_rhythm() -> None:
+def test_changing_base_keeps_its_own_period() -> None:
     base = {"name": "random-regular", "degree": 3, "every_rounds": 3}
     links = schedule(base=base, probability=1.0, every_rounds=None)
     assert not links.static
     assert links.graph(0) == links.graph(2) != links.graph(3)
 
 
-def test_probabilities_of_a_file(tmp_path: Path) -> None:
+def test_probabilities_are_read_from_a_file(tmp_path: Path) -> None:
     P = np.array([[0, 1, 0.5], [0.2, 0, 0], [0, 1, 0]])
     np.savetxt(tmp_path / "P.txt", P)
     links = schedule(3, folder=tmp_path, probability="P.txt", symmetric=False)
@@ -94,7 +94,7 @@ def test_probabilities_of_a_file(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_wrong_files_are_refused(tmp_path: Path, matrix: Any, spec: dict[str, Any], problem: str) -> None:
+def test_invalid_files_are_refused(tmp_path: Path, matrix: Any, spec: dict[str, Any], problem: str) -> None:
     np.savetxt(tmp_path / "P.txt", np.array(matrix))
     with pytest.raises(BadInput) as raised:
         schedule(**{"nodes": 2, **spec}, folder=tmp_path, probability="P.txt").check()
@@ -119,16 +119,15 @@ def test_wrong_files_are_refused(tmp_path: Path, matrix: Any, spec: dict[str, An
         ({"base": "ring", "probability": 0.0}, "topology: 20 components in the graph of random-links"),
     ],
 )
-def test_wrong_parameters_are_refused(spec: dict[str, Any], problem: str) -> None:
+def test_invalid_parameters_are_refused(spec: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput) as raised:
         schedule(**spec).check()
     assert problem in str(raised.value)
 
 
-def test_directions_of_a_directed_base_are_drawn_apart() -> None:
+def test_directed_bases_are_accepted_with_separate_draws() -> None:
     links = schedule(8, base="exponential", probability=0.5, symmetric=False)
     links.check()
-    schedule(
-        8, base="one-peer-exponential", probability=0.5, symmetric=False
-    ).check()  # connected over its cycle
+    # This base is connected over its cycle.
+    schedule(8, base="one-peer-exponential", probability=0.5, symmetric=False).check()
     assert arcs(links.graph(3)) < arcs(TopologySchedule(build("topology", "exponential"), 8, 1).graph(0))

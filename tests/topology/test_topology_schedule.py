@@ -43,7 +43,7 @@ class Drifting(Topology):
 
 
 class Alternating(Topology):
-    """A path of three nodes whose two edges take turns."""
+    """A path of three nodes whose two edges alternate."""
 
     rounds: int = 2
 
@@ -73,7 +73,7 @@ def not_a_topology() -> int:
 @pytest.mark.parametrize(
     "spec", ["ring", {"name": "random-regular", "degree": 3}, {"name": "erdos-renyi", "p": 0.5}]
 )
-def test_a_static_graph_is_one_object(spec: Any) -> None:
+def test_static_graph_is_one_object(spec: Any) -> None:
     fixed = schedule(spec, 12)
     assert fixed.graph(0) is fixed.graph(10_000)
 
@@ -86,7 +86,7 @@ def test_a_static_graph_is_one_object(spec: Any) -> None:
         {"name": "watts-strogatz", "degree": 4, "p": 0.5, "every_rounds": 1},
     ],
 )
-def test_seed_and_round_decide_and_nothing_else(spec: Any) -> None:
+def test_graphs_depend_only_on_seed_and_round(spec: Any) -> None:
     forward = schedule(spec, 16)
     graphs = [forward.graph(round) for round in range(6)]
     backward = schedule(spec, 16)
@@ -97,7 +97,7 @@ def test_seed_and_round_decide_and_nothing_else(spec: Any) -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(1, 7))
-def test_rounds_of_a_period_share_a_graph_in_any_order_of_calls(rounds: list[int], every: int) -> None:
+def test_rounds_of_a_period_share_a_graph(rounds: list[int], every: int) -> None:
     spec = {**DYNAMIC, "every_rounds": every}
     shuffled, fresh = schedule(spec, 10), schedule(spec, 10)
     for round in rounds:
@@ -108,7 +108,7 @@ def test_rounds_of_a_period_share_a_graph_in_any_order_of_calls(rounds: list[int
             assert shuffled.graph(round - every) != graph
 
 
-def test_graphs_that_left_the_cache_are_drawn_the_same_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_evicted_from_the_cache_are_redrawn_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The size of a graph of ten nodes with three neighbours each is 40; small graphs stay in the cache longer."""
     for room, kept in ((0, CACHED_GRAPHS), (40 * 25, 25)):
         monkeypatch.setattr("gossamer.topology.topology.CACHED_SIZE", room)
@@ -136,7 +136,7 @@ def test_callers_cannot_change_the_cached_weights() -> None:
     assert ring.mixing_weights(0, 0) == {1: 1 / 3, 4: 1 / 3}
 
 
-def test_weights_are_in_rank_order_and_of_the_round() -> None:
+def test_weights_follow_the_neighbours_of_the_round() -> None:
     dynamic = schedule(DYNAMIC, 20)
     for round in range(3):
         for rank in range(20):
@@ -156,14 +156,14 @@ def test_one_peer_is_checked_over_its_cycle(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ring", "star", "complete", "torus", "hypercube", "exponential"])
-def test_a_single_node_is_a_valid_graph(name: str) -> None:
+def test_single_node_is_a_valid_graph(name: str) -> None:
     alone = schedule(name, 1)
     alone.check()
     assert alone.neighbors(0, 5, "in") == ()
     assert alone.mixing_weights(0, 5) == {}
 
 
-def test_a_disconnected_graph_is_an_error_unless_asked_for(tmp_path: Path) -> None:
+def test_disconnected_graph_is_refused_unless_allowed(tmp_path: Path) -> None:
     path = tmp_path / "edges.txt"
     path.write_text("0 1\n2 3\n")
     with pytest.raises(BadInput) as raised:
@@ -175,7 +175,7 @@ def test_a_disconnected_graph_is_an_error_unless_asked_for(tmp_path: Path) -> No
     TopologySchedule(EdgeList(path=path, allow_disconnected=True), 5, 0).check()
 
 
-def test_a_directed_graph_has_to_be_strongly_connected(tmp_path: Path) -> None:
+def test_directed_graph_must_be_strongly_connected(tmp_path: Path) -> None:
     path = tmp_path / "edges.txt"
     path.write_text("0 1\n1 2\n")
     with pytest.raises(BadInput, match="topology: 3 components"):
@@ -184,7 +184,7 @@ def test_a_directed_graph_has_to_be_strongly_connected(tmp_path: Path) -> None:
     TopologySchedule(EdgeList(path=path, directed=True), 3, 0).check()
 
 
-def test_wrong_degrees_are_found_by_check() -> None:
+def test_check_refuses_invalid_degrees() -> None:
     with pytest.raises(
         BadInput, match=r"topology\.degree: 3 for 5 nodes; accepted: an even number from 0 to 4"
     ):
@@ -201,7 +201,7 @@ LAYERED = {
 }
 
 
-def test_layers_are_drawn_apart_and_their_union_is_the_graph() -> None:
+def test_layers_are_drawn_separately_and_form_a_union() -> None:
     layered = schedule(LAYERED, 12)
     layered.check()
     for round in range(5):
@@ -221,14 +221,14 @@ def test_layers_are_drawn_apart_and_their_union_is_the_graph() -> None:
     )
 
 
-def test_a_layer_does_not_depend_on_its_siblings() -> None:
+def test_layer_does_not_depend_on_its_siblings() -> None:
     full = schedule(LAYERED, 12)
     alone = schedule({"name": "layers", "layers": {"far": LAYERED["layers"]["far"]}}, 12)  # type: ignore[index]
     for rank in range(12):
         assert full.neighbors(rank, 4, layer="far") == alone.neighbors(rank, 4, layer="far")
 
 
-def test_a_directed_layer_makes_the_union_directed() -> None:
+def test_directed_layer_makes_the_union_directed() -> None:
     mixed = schedule({"name": "layers", "layers": {"a": "ring", "b": "one-peer-exponential"}}, 8)
     mixed.check()
     assert mixed.graph(1).directed
@@ -257,7 +257,7 @@ def test_errors_in_a_layer_name_the_layer() -> None:
         schedule("ring", 6).mixing_weights(0, 0, layer="far")
 
 
-def test_user_defined_topologies() -> None:
+def test_user_defined_topologies_are_checked() -> None:
     drifting = TopologySchedule(Drifting(), 5, 0)
     assert [drifting.graph(round).degree(round % 5) for round in range(10)] == [4] * 10
     assert drifting.neighbors(0, 3) == (3,)
@@ -265,13 +265,13 @@ def test_user_defined_topologies() -> None:
         TopologySchedule(Small(), 3, 0).check()
 
 
-def test_a_topology_that_takes_turns_is_connected_over_its_cycle() -> None:
+def test_alternating_topology_is_connected_over_its_cycle() -> None:
     TopologySchedule(Alternating(), 3, 0).check()
     with pytest.raises(BadInput, match="2 components"):
         TopologySchedule(Alternating(rounds=1), 3, 0).check()
 
 
-def test_a_function_gives_a_topology() -> None:
+def test_function_may_return_a_topology() -> None:
     assert schedule({"name": f"{__name__}:make_ring", "extra": 2}, 4).neighbors(0, 0) == (2,)
     with pytest.raises(BadInput, match=r"topology: .*:not_a_topology returns int; accepted: Topology"):
         schedule(f"{__name__}:not_a_topology", 4)
@@ -293,7 +293,7 @@ def test_graphs_are_drawn_on_demand() -> None:
     ],
     ids=str,
 )
-def test_whether_one_graph_serves_all_rounds(spec: Any, static: bool) -> None:
+def test_static_means_one_graph_for_all_rounds(spec: Any, static: bool) -> None:
     assert schedule(spec, 6).static is static
     graphs = {schedule(spec, 6).graph(round) for round in range(6)}
     assert (len(graphs) == 1) is static

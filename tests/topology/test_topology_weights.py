@@ -59,7 +59,7 @@ def test_metropolis_hastings_is_symmetric_and_doubly_stochastic(spec: Any, seed:
 
 @settings(max_examples=60)
 @given(st.sampled_from(UNDIRECTED + DIRECTED), seeds, rounds)
-def test_uniform_gives_all_the_same(spec: Any, seed: int, round: int) -> None:
+def test_uniform_weights_are_equal(spec: Any, seed: int, round: int) -> None:
     topology = schedule({**spec, "weights": {"name": "uniform"}}, NODES, seed)
     W = sparse_matrix(topology, round).toarray()
     fits(W, topology, round)
@@ -75,7 +75,7 @@ def test_uniform_gives_all_the_same(spec: Any, seed: int, round: int) -> None:
     rounds,
     st.lists(st.integers(1, 500), min_size=NODES, max_size=NODES),
 )
-def test_data_size_is_the_mean_over_the_samples_of_the_neighbourhood(
+def test_data_size_averages_over_the_samples_of_neighbours(
     spec: Any, seed: int, round: int, samples: list[int]
 ) -> None:
     topology = schedule({**spec, "weights": "data-size"}, NODES, seed, samples)
@@ -84,8 +84,8 @@ def test_data_size_is_the_mean_over_the_samples_of_the_neighbourhood(
     values = np.arange(NODES) ** 2.0
     for rank in range(NODES):
         closed = [rank, *topology.neighbors(rank, round, "in")]
-        each = np.concatenate([np.full(samples[i], values[i]) for i in closed])
-        assert W[rank] @ values == pytest.approx(each.mean())
+        sampled = np.concatenate([np.full(samples[i], values[i]) for i in closed])
+        assert W[rank] @ values == pytest.approx(sampled.mean())
 
 
 def test_metropolis_hastings_by_hand() -> None:
@@ -96,10 +96,10 @@ def test_metropolis_hastings_by_hand() -> None:
 
 
 @pytest.mark.parametrize("spec", DIRECTED)
-def test_the_default_on_directed_graphs_is_uniform(spec: dict[str, Any]) -> None:
+def test_default_on_directed_graphs_is_uniform(spec: dict[str, Any]) -> None:
     W = sparse_matrix(schedule(spec, NODES), 3).toarray()
     assert (sparse_matrix(schedule({**spec, "weights": "uniform"}, NODES), 3).toarray() == W).all()
-    assert W.sum(axis=0) == pytest.approx(1, abs=1e-12)  # all in-degrees are the same
+    assert W.sum(axis=0) == pytest.approx(1, abs=1e-12)  # all in-degrees are equal
     with pytest.raises(
         BadInput, match="metropolis-hastings on a directed graph; accepted: uniform, data-size"
     ):
@@ -107,7 +107,7 @@ def test_the_default_on_directed_graphs_is_uniform(spec: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 8, 16, 32])
-def test_a_cycle_of_one_peer_averages_exactly(nodes: int) -> None:
+def test_cycle_of_one_peer_averages_exactly(nodes: int) -> None:
     topology = schedule("one-peer-exponential", nodes)
     product = np.eye(nodes)
     for round in range(3, 3 + nodes.bit_length() - 1):  # any log2(n) rounds in a row
@@ -115,7 +115,7 @@ def test_a_cycle_of_one_peer_averages_exactly(nodes: int) -> None:
     assert product == pytest.approx(1 / nodes, abs=1e-12)
 
 
-def test_data_size_without_samples() -> None:
+def test_data_size_requires_numbers_of_samples() -> None:
     with pytest.raises(
         BadInput, match=r"topology\.weights: data-size without the number of samples of each node"
     ):
@@ -130,7 +130,7 @@ def given_matrix(path: Path, W: Any) -> dict[str, Any]:
     return {"name": "ring", "weights": {"name": "given", "path": str(path)}}
 
 
-def test_a_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
+def test_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
     W = np.array([[0.5, 0.3, 0, 0.2], [0.1, 0.9, 0, 0], [0, 0.6, 0.6, -0.2], [0.25, 0, 0.25, 0.5]])
     topology = schedule(given_matrix(tmp_path / "W.txt", W), 4)
     topology.check()
@@ -151,14 +151,14 @@ def test_a_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
         (np.ones((3, 4)), "3 x 4 numbers; accepted: a square matrix"),
     ],
 )
-def test_a_given_matrix_that_does_not_fit(tmp_path: Path, W: Any, problem: str) -> None:
+def test_mismatched_given_matrix_is_refused(tmp_path: Path, W: Any, problem: str) -> None:
     path = tmp_path / "W.txt"
     with pytest.raises(BadInput) as raised:
         schedule(given_matrix(path, W), 4).check()
     assert str(raised.value) == f"topology.weights.path: {path.resolve()}: {problem}"
 
 
-def test_sparse_and_dense_are_the_same_matrix() -> None:
+def test_rows_of_the_matrix_are_receivers() -> None:
     topology = schedule("exponential", 9)
     assert (sparse_matrix(topology, 0).toarray() == sparse_matrix(topology, 0).toarray()).all()
     # Receivers are rows: node 0 hears from 8, 7, 5 and 1 = 0 - 8 modulo 9.
@@ -191,8 +191,8 @@ def test_ccs_by_hand(tmp_path: Path) -> None:
     # A path: the inner nodes choose 1/3, also for the ends.
     path = np.diag([2, 1, 1, 2]) / 3 + (np.eye(4, k=1) + np.eye(4, k=-1)) / 3
     assert from_edges(tmp_path / "path", [(0, 1), (1, 2), (2, 3)], 4) == pytest.approx(path)
-    # A ring of five with the chord 0-2: the ends of the chord choose 1/4; 3 and 4 have 3/4 left each, to share
-    # between themselves and the edge between them.
+    # A ring of five with the chord 0-2: the ends of the chord choose 1/4; 3 and 4 each split the remaining 3/4
+    # between themselves and the edge that joins them.
     ring = np.zeros((5, 5))
     for i, j, w in [(0, 2, 1 / 4), (0, 1, 1 / 4), (1, 2, 1 / 4), (2, 3, 1 / 4), (0, 4, 1 / 4), (3, 4, 3 / 8)]:
         ring[i, j] = ring[j, i] = w
@@ -201,7 +201,7 @@ def test_ccs_by_hand(tmp_path: Path) -> None:
     assert from_edges(tmp_path / "ring", edges, 5) == pytest.approx(ring)
 
 
-def test_equal_degrees_take_the_smaller_share_of_ccs(tmp_path: Path) -> None:
+def test_ccs_takes_the_smaller_share_for_equal_degrees(tmp_path: Path) -> None:
     """1 and 2 have degree 2; 1 has an edge to the hub 0 (3/4 left for itself and one edge), 2 has none (1/3 each)."""
     W = from_edges(tmp_path / "edges", [(0, 1), (1, 2), (2, 3), (0, 4), (0, 5)], 6)
     assert W[0, 1] == W[0, 4] == W[0, 5] == pytest.approx(1 / 4)
@@ -209,27 +209,27 @@ def test_equal_degrees_take_the_smaller_share_of_ccs(tmp_path: Path) -> None:
     assert W[2, 3] == pytest.approx(1 / 3)
 
 
-def test_no_node_gives_more_than_it_has_by_ccs(tmp_path: Path) -> None:
-    """Three nodes of degree 4, each bound to three hubs by small weights, would leave almost all of the rest (0.36 each
-    and more) to their one common neighbour."""
+def test_ccs_weights_are_never_negative(tmp_path: Path) -> None:
+    """Three nodes of degree 4 have small weights to three hubs each, and would give at least 0.36 each to their one common
+    neighbour, more than 1 in total."""
     hubs = range(3)
     edges = [(hub, 20 + 20 * hub + k) for hub in hubs for k in range(15)]
     edges += [(hub, middle) for hub in hubs for middle in (3, 4, 5)]
     edges += [(middle, 6) for middle in (3, 4, 5)]
     used = sorted({rank for edge in edges for rank in edge})
-    number = {rank: place for place, rank in enumerate(used)}
+    number = {rank: k for k, rank in enumerate(used)}
     W = from_edges(tmp_path / "edges", [(number[i], number[j]) for i, j in edges], len(used))
     assert (W >= 0).all()
     assert W[6, 3] == pytest.approx(1 / 4)
     assert W[6, 6] == pytest.approx(1 / 4)
 
 
-def test_on_regular_graphs_ccs_is_metropolis_hastings() -> None:
+def test_ccs_equals_metropolis_hastings_on_regular_graphs() -> None:
     spec = {"name": "random-regular", "degree": 4}
-    one, other = (
+    ccs, metropolis = (
         sparse_matrix(schedule({**spec, "weights": name}, NODES), 0).toarray()
         for name in ("ccs", "metropolis-hastings")
     )
-    assert one == pytest.approx(other)
+    assert ccs == pytest.approx(metropolis)
     with pytest.raises(BadInput, match="ccs on a directed graph"):
         schedule({"name": "exponential", "weights": "ccs"}, 8).check()
