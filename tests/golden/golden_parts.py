@@ -61,8 +61,6 @@ class Everything(Algorithm):
     """Makes calls that few or no built-in algorithms make: layers, parts, prefixes, time limits, state, tasks, shared
     draws, evaluation on demand."""
 
-    bears_loss: ClassVar[bool] = False
-
     share: float = 0.5
 
     async def run(self, node: Node) -> None:
