@@ -183,7 +183,8 @@ def test_signal_stops_ray_runs_in_order(tmp_path: Path, monkeypatch: pytest.Monk
     for pid in workers(tmp_path / "asked"):
         with suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait(60)  # Ray ends its workers a moment after the sweep
-    assert run_here(sweep).counts.done == 3
+    run_here(sweep)  # one run may have completed before the signal
+    assert {state.status for state in states(sweep).values()} == {"done"}
 
 
 class Broken(Executor):
