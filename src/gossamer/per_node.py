@@ -1,7 +1,7 @@
 """Values of all nodes at once, for an algorithm that runs once for all nodes (:mod:`gossamer.runtime.simulate.cohort`).
 
 An operation on such values is done for each node by itself, so its results have the same bits as if the nodes ran
-by themselves. Where nodes would diverge, as at an ``if`` that only some of them enter, or where something fails,
+by themselves. Where nodes would part ways, as at an ``if`` that only some of them enter, or where something fails,
 :class:`Divergence` is raised."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DICT_METHODS = {"keys", "values", "items", "get", "missing"}
 
 class Divergence(BaseException):
     """Nodes do different things here, or it is unknown whether they do. ``count`` is the number of such errors so far:
-    even in an algorithm that catches one, the nodes have diverged."""
+    even in an algorithm that catches one, the nodes have parted ways."""
 
     count: ClassVar[int] = 0
 

@@ -230,7 +230,7 @@ class Wires:
             self._look(parcel)
 
     def _look(self, parcel: Parcel) -> None:
-        """Deliver the parcel if it is through, else look again when it may be."""
+        """Deliver the parcel if it is through, otherwise check again when it may be."""
         if parcel.done:
             return
         left = parcel.through() - self._world.now

@@ -1,4 +1,4 @@
-"""Least squares on unlike data, hand-made step times, and wrappers that record the messages of a run."""
+"""Least squares on heterogeneous data, hand-made step times, and wrappers that record the messages of a run."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def clear() -> None:
 
 
 def least_squares(nodes: int, rounds: int, **changes: Any) -> Experiment:
-    """Least squares with five parameters and full batches on unlike data: the nodes hold unequal shares."""
+    """Least squares with five parameters and full batches on heterogeneous data: the nodes hold unequal shares."""
     shares = np.arange(1.0, nodes + 1)
     settings: dict[str, Any] = {
         "nodes": nodes,

@@ -54,7 +54,7 @@ class Record:
 
     @property
     def away(self) -> set[int]:
-        """The nodes that are absent at the end without having left in order: their models are unknown."""
+        """The nodes that are absent at the end without having left gracefully: their models are unknown."""
         moves, last = ("lost", "left", "absent", "joined", "returned", "found"), {}
         for rank, events in self.events.items():
             last[rank] = [kind for _, kind, _ in events if kind in moves][-1:]

@@ -1,4 +1,4 @@
-"""The tables of docs/experiments.md name every field of an experiment, with its default."""
+"""The tables of docs/experiments.md name every field of an experiment. Defaults that are numbers or flags are compared."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_divergence_after_the_last_round_is_detected(engine: str, tmp_path: Path
 
 @pytest.mark.parametrize("codec", [None, {"name": "quantize", "bits": 4}])
 @pytest.mark.parametrize("secure", [None, {"drop_outs": "skip"}])
-def test_high_learning_rate_is_divergence_and_no_peers_fault(codec: Any, secure: Any, tmp_path: Path) -> None:
+def test_high_learning_rate_diverges_and_blames_no_peer(codec: Any, secure: Any, tmp_path: Path) -> None:
     if codec and secure:
         pytest.skip("refused before the run")
     changes = {"optimizer": {"name": "sgd", "lr": 1e9}, "codec": codec, "stop": {"rounds": 60}}

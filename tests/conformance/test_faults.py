@@ -348,7 +348,7 @@ class Patient(Algorithm):
 
 
 @pytest.mark.parametrize("start", ["initial", "neighbor"])
-def test_waiting_for_a_node_yet_to_join_is_no_deadlock(
+def test_waiting_for_a_node_yet_to_join_is_not_a_deadlock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     monkeypatch.setattr(fault_runner, "MAX_IDLE", 100)

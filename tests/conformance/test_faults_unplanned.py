@@ -70,7 +70,7 @@ def launch(experiment: Experiment, folder: Path) -> Child:
 
 
 def ended(launcher: Child, folder: Path) -> str:
-    """Wait until a program has ended; gives its output."""
+    """Wait until a program has ended. Returns its output."""
     launcher.wait(DEADLINE_S)
     return (folder / "output").read_text()
 
@@ -170,7 +170,7 @@ def test_suspended_node_continues_when_resumed(tmp_path: Path) -> None:
     assert run.metrics.filter(node=1)["round"].max() == 600
 
 
-def test_run_asked_to_end_keeps_everything_it_has(tmp_path: Path) -> None:
+def test_stopped_run_keeps_its_results(tmp_path: Path) -> None:
     experiment = described(4, 100_000)
     launcher = launch(experiment, tmp_path)
     try:
@@ -187,7 +187,7 @@ def test_run_asked_to_end_keeps_everything_it_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_runs_at_once_do_not_meet(tmp_path: Path) -> None:
+def test_concurrent_runs_do_not_interfere(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:
         folder.mkdir()

@@ -51,7 +51,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
 
 def ended(results: dict[str, Any], name: str) -> dict[str, Any]:
-    """The hashes of actual experiment."""
+    """The hashes of one experiment."""
     hashes: dict[str, Any] = results["experiments"][name]
     if "error" in hashes:
         pytest.fail(hashes["error"], pytrace=False)
@@ -59,7 +59,7 @@ def ended(results: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def same_bits(results: dict[str, Any], name: str) -> dict[str, Any]:
-    """The recorded hashes of an experiment for machines like this actual."""
+    """The recorded hashes of an experiment for machines like this one."""
     for given in GIVEN:
         if all(results[key] == given[key] for key in ("torch", "machine", "probe")):
             hashes: dict[str, Any] = given["experiments"][name]

@@ -268,7 +268,7 @@ def test_default_aggregator_is_the_mean() -> None:
         ),
     ],
 )
-def test_aggregator_that_can_not_work_is_refused_before_the_run(fields: dict[str, Any], message: str) -> None:
+def test_aggregator_that_cannot_work_is_refused_before_the_run(fields: dict[str, Any], message: str) -> None:
     described = experiment(aggregator={"name": "krum", "byzantine": 1}, **fields)
     with pytest.raises(BadInput) as failure:
         prepare(described)

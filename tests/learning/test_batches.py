@@ -51,6 +51,6 @@ def test_full_batch_holds_all_samples_in_order() -> None:
 
 
 @pytest.mark.parametrize("batch_size", [4, "full"])
-def test_node_without_samples_can_not_train(batch_size: int | str) -> None:
+def test_node_without_samples_cannot_train(batch_size: int | str) -> None:
     with pytest.raises(BadInput, match="partition: node 2 has no samples to train on"):
         stream(0, batch_size, rank=2).batch(0)

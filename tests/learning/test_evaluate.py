@@ -169,7 +169,7 @@ def test_function_of_a_mean_covers_all_batches_together() -> None:
     ("given", "returned"), [(torch.zeros(100), r"a tensor of shape \(100,\)"), (None, "NoneType")]
 )
 @pytest.mark.parametrize("field", ["loss", "metrics.accuracy"])
-def test_metric_that_is_no_single_value_is_named(field: str, given: object, returned: str) -> None:
+def test_metric_that_is_not_a_single_value_is_named(field: str, given: object, returned: str) -> None:
     task = images("mlp")
     wrong: Any = lambda outputs, targets: given  # noqa: E731
     task = replace(task, loss=wrong) if field == "loss" else replace(task, metrics={"accuracy": wrong})

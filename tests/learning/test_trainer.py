@@ -371,7 +371,7 @@ class Shrinking(nn.Module):
 
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("model", [Overlapping, Averaging, Shrinking])
-def test_unusual_modules_are_stepped_like_in_torch(kind: type[Trainer], model: type[nn.Module]) -> None:
+def test_unusual_modules_are_stepped_as_in_torch(kind: type[Trainer], model: type[nn.Module]) -> None:
     optimizer = SGD(lr=0.1, weight_decay=0.5)
     task = replace(images("logistic"), model=model)
     work = jobs(task, optimizer, [(3, 6, 0.1)] * 2)
@@ -433,7 +433,9 @@ def test_negative_class_is_refused_by_both_trainers() -> None:
         (lambda outputs, targets: 0.5, "float"),
     ],
 )
-def test_loss_that_is_no_single_tensor_value_is_named(kind: type[Trainer], wrong: Any, returned: str) -> None:
+def test_loss_that_is_not_a_single_tensor_value_is_named(
+    kind: type[Trainer], wrong: Any, returned: str
+) -> None:
     task = replace(images("mlp"), loss=wrong)
     message = rf"^task.loss: returns {returned}; accepted: the mean over the samples, a tensor of one value$"
     with pytest.raises(TypeError, match=message):

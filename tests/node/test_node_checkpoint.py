@@ -143,15 +143,13 @@ def test_damaged_file_is_refused(tmp_path_factory: pytest.TempPathFactory, data:
         return
     assert len(problems) == 1
     assert problems[0].startswith(f"{path}: ")
-    assert "accepted: a checkpoint as gossamer has written it" in problems[0]
+    assert "accepted: a checkpoint written by gossamer" in problems[0]
 
 
 def test_checkpoint_of_another_experiment_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "node.safetensors"
     write(small(), path, {"experiment": "this"})
-    with pytest.raises(
-        BadInput, match="its experiment is this, not that; accepted: a checkpoint as gossamer"
-    ):
+    with pytest.raises(BadInput, match="its experiment is this, not that; accepted: a checkpoint written"):
         read(path, {"experiment": "that"})
     assert equal(read(path), small())
 
@@ -174,7 +172,7 @@ def test_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
         b"\0" * 64,
     ):
         path.write_bytes(content)
-        with pytest.raises(BadInput, match="accepted: a checkpoint as gossamer has written it"):
+        with pytest.raises(BadInput, match="accepted: a checkpoint written by gossamer"):
             read(path)
 
 

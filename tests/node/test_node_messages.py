@@ -310,7 +310,7 @@ def test_cancelling_in_flight_starts_the_next_message_at_once(tmp_path: Path) ->
     assert at == pytest.approx(0.1 + seconds("second", bytes(1000)), abs=1e-9)
 
 
-def test_fully_sent_message_can_not_be_cancelled(tmp_path: Path) -> None:
+def test_fully_sent_message_cannot_be_cancelled(tmp_path: Path) -> None:
     async def script(node: Node) -> Any:
         if node.rank:
             return (await node.receive()).payload

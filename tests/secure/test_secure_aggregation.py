@@ -812,5 +812,5 @@ def test_key_with_invalid_signature_is_refused(tmp_path: Path, monkeypatch: pyte
     from gossamer.runtime.simulate.host import SimHost
 
     monkeypatch.setattr(SimHost, "verify", lambda self, rank, data, signature: False)
-    with pytest.raises(RunFailed, match="without its signature"):
+    with pytest.raises(RunFailed, match="a key without the signature of node"):
         gossamer.run(described(), tmp_path)

@@ -172,7 +172,7 @@ def test_killed_worker_fails_only_its_run(
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("no_process_is_left")
-def test_signal_stops_ray_runs_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signal_stops_ray_runs_gracefully(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     monkeypatch.chdir(tmp_path)
     asks = {"name": "sweeps:AsksForTheEnd", "asked": str(tmp_path / "asked"), "pid": os.getpid()}

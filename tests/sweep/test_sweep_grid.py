@@ -169,7 +169,7 @@ OWN_STEPS = {
             {"cells": OWN_STEPS},
             "cell swift: --set algorithm.local_steps",
         ),
-        # A parameter of a component that a cell exchanges.
+        # A parameter of a component that a cell replaces.
         (
             "optimizer.lr=0.5",
             {"cells": {"a": {"optimizer.name": "adam"}}},

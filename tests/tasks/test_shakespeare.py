@@ -91,7 +91,7 @@ def test_data_are_the_same_from_cache_and_for_every_seed(root):
     assert len(Shakespeare().load(root, 1).train[0]) == 8
 
 
-def test_unknown_characters_share_one_number_after_leafs(tmp_path, cache):
+def test_unknown_characters_share_one_number_after_those_of_leaf(tmp_path, cache):
     assert len(CHARACTERS) == len(set(CHARACTERS)) == 80
     assert len(CLASSES) == len(set(CLASSES)) == 81
     strange = "$é\u00ff\u0100\U0001f600"

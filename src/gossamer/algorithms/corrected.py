@@ -199,7 +199,7 @@ class QuasiGlobalMomentum(Algorithm):
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
             del inbox  # frees this round's vectors before the next round's are computed
-            if node.lr:  # with a learning rate of zero there is no displacement
+            if node.lr:  # the displacement is divided by the rate; if that is zero, the momentum stays
                 displacement = (before - node.parameters) / node.lr
                 node.state["momentum"] = self.mu * momentum + (1 - self.mu) * displacement
 

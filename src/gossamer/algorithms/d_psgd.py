@@ -15,8 +15,8 @@ from gossamer.node import Node
 
 @register("algorithm", "d-psgd")
 class DPSGD(Algorithm):
-    """D-PSGD (Lian et al., 2017): local steps, then the weighted mean with the neighbours, by W of
-    ``topology.weights``.
+    """D-PSGD (Lian et al., 2017): local steps, then a mean with the neighbours, weighted by W
+    (``topology.weights``).
 
         local steps first (as in DecentralizePy):    x_i <- sum_j W_ij (x_j - eta g_j(x_j))
         overlap (the paper's):                       x_i <- sum_j W_ij x_j - eta g_i(x_i)

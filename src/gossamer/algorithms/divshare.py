@@ -43,7 +43,7 @@ class DivShare(Algorithm):
     2. drops the messages that it has not yet sent,
     3. queues each fragment for J nodes, drawn separately for each fragment, in random order,
     4. averages each coordinate p with the values received: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number of j),
-       over the nodes j whose fragment with p it has; of two fragments with one number from one node, the newer counts.
+       over the nodes j whose fragment with p it has; of two with the same number from one node, the newer counts.
 
     Args:
         fraction: Omega. Above 1/2, whole models are sent.

@@ -6,7 +6,7 @@ rules are those of its published code, whose experiments start from different mo
 independent``) and a new optimizer each round (``optimizer.reset_every_round``).
 
 The idea of correcting for influence is from Mai & Abed, "Distributed Optimization over Weighted Directed Graphs Using Row
-Stochastic Matrix", ACC 2016; :class:`InfluenceCorrected` derives the form used here.
+Stochastic Matrix", ACC 2016 (cited from memory); :class:`InfluenceCorrected` states the form used here.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ class InfluenceCorrected(Algorithm):
     ``topology.weights``.
 
     Nodes that mix by a row-stochastic W agree on a mean in which node i is weighted by its stationary
-    influence pi_i (pi W = pi), so hubs dominate. Mai & Abed divide a node's steps by its influence, which the
-    nodes find by mixing unit vectors:
+    influence pi_i (pi W = pi), so hubs dominate. After an idea of Mai & Abed, a node's steps are divided by its
+    influence, which the nodes find by mixing unit vectors:
 
         x_i <- sum_j W_ij x_j - eta g_i(x_i) / y_ii,   y_i <- sum_j W_ij y_j,   y_i = e_i at first
 

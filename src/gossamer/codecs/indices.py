@@ -67,8 +67,8 @@ def unpacked(data: UInt8[np.ndarray, " bytes"], count: int, size: int) -> Int[np
 def _length(count: int, size: int) -> int:
     """Words for ``count`` indices, including padding: a few more than their entropy, so that the size of a
     message does not depend on which coordinates are sent."""
-    a, rest = count / size, 1 - count / size
-    bits = -count * math.log2(a) - ((size - count) * math.log2(rest) if rest else 0.0)
+    share, rest = count / size, 1 - count / size
+    bits = -count * math.log2(share) - ((size - count) * math.log2(rest) if rest else 0.0)
     return int(1.001 * bits / 32) + 3
 
 

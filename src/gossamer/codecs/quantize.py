@@ -83,7 +83,9 @@ class _ScaledCodec(Codec):
         if self.block == "vector":
             return np.zeros(min(count, 1), np.int64)
         if count != parameter_count(node):
-            raise ValueError(f"{count} values for blocks by tensor; accepted: {parameter_count(node)}")
+            raise ValueError(
+                f"blocks by tensor: got {count} values; accepted: {parameter_count(node)}, a model's parameters"
+            )
         return np.array([field.start for field in node.layout if math.prod(field.shape)])
 
     def longest_block(self, layout: Layout, count: int) -> int:

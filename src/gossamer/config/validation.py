@@ -23,7 +23,9 @@ def bad_input(error: ValidationError, model: type[BaseModel], prefix: str = "") 
         error.errors(include_url=False), key=lambda problem: problem["type"] != "extra_forbidden"
     ):
         unknown = problem["type"] == "extra_forbidden"
-        given = len(problem["loc"]) - unknown  # the user wrote an unknown part, so it is not a branch
+        given = (
+            len(problem["loc"]) - unknown
+        )  # an unknown field is written by the user, so it is not a branch
         location = [part for k, part in enumerate(problem["loc"]) if k == given or not _is_branch(part)]
         name = ".".join([*([prefix] if prefix else []), *map(str, location)]) or model.__name__
         if unknown:

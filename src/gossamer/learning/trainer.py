@@ -121,7 +121,7 @@ class Trainer(ABC):
         self._prepare()
 
     def _prepare(self) -> None:  # noqa: B027 - some kinds need no setup
-        """Set up a kind of trainer, at the end of the constructor."""
+        """Set up what this kind of trainer needs, at the end of the constructor."""
 
     def _make_module(self) -> nn.Module:
         return bare_module(self.task.model, self.rows.device).train()
@@ -178,8 +178,8 @@ class SequentialTrainer(Trainer):
         return self._share(self._gradient, jobs)
 
     def _share(self, run: Callable[[_Module, J], R], jobs: Sequence[J]) -> list[R]:
-        """Run jobs on all workers. If they draw random numbers, run them again one at a time, since torch has one
-        generator for all threads."""
+        """Run jobs on all workers or, if they draw random numbers, one at a time (again, when this is noticed), since
+        torch has one generator for all threads."""
         # Made here and not by the workers, since a new module draws from the generator, whose state is then restored.
         count = 1 if self._draws else self._workers.count
         while len(self._modules) < min(count, len(jobs)):

@@ -144,7 +144,7 @@ def overwrite(target: Any, saved: Any) -> Any:
         if hasattr(target, _PROTECTED) and not torch.equal(target, saved.to(target.device)):
             raise ValueError("a vector that others hold would be overwritten")
         target.data.copy_(saved)  # through .data, which torch does not count as a modification
-        vars(target).clear()  # notes about the old values
+        vars(target).clear()  # drop the notes about the old values
         return target
     if isinstance(target, Model) and isinstance(saved, Model):
         return Model(*map(overwrite, target, saved))

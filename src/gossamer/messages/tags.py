@@ -144,7 +144,7 @@ class Traffic:
     messages_late: int = 0  # arrived after this node continued without them (gather), or had ended
     messages_superseded: int = 0  # arrived and were replaced by a newer one (drain)
     messages_taken: int = 0  # arrived and were taken by this node's algorithm
-    messages_refused: int = 0  # arrived and were malformed, or exceeded the unread messages of one sender
+    messages_refused: int = 0  # arrived malformed, or above the limit of unread messages of a sender
 
 
 class Sending(ABC):

@@ -153,5 +153,7 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
     matrix = numbers.to_numpy()[top:, left:]
     if not matrix.size or len(matrix) != matrix.shape[1] or np.isinf(matrix).any():
         shape = " x ".join(map(str, matrix.shape))
-        raise BadInput(f"{field}: {path}: {shape} numbers; accepted: a square matrix of finite numbers")
+        raise BadInput(
+            f"{field}: {path}: {shape} numbers; accepted: a square matrix of finite numbers, of one site or more"
+        )
     return np.where(matrix >= 0, matrix, math.nan)

@@ -121,7 +121,7 @@ def read(path: Path, identity: Mapping[str, str] = {}, place: Place | None = Non
         return _read(path, identity, place or (lambda tensor: tensor))
     except Exception as error:  # noqa: BLE001 - of any kind, since the bytes may be anything
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"{path}: {reason:.200}; accepted: a checkpoint as gossamer has written it") from None
+        raise BadInput(f"{path}: {reason:.200}; accepted: a checkpoint written by gossamer") from None
 
 
 def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:

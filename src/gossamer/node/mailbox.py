@@ -456,8 +456,8 @@ class Mailbox:
         return {"late": json.dumps(late), "ages": list(self._ages)}  # one value, however long the list is
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
-        """Replace the messages in the mailbox that their sources sent before they were saved by the saved
-        ones. ``sent`` has the number of these messages of each source. LookupError if the mailbox has other
+        """Put the saved messages in the place of those in the mailbox that their sources sent before they
+        were saved. ``sent`` has the number of these messages of each source. LookupError if the mailbox has other
         messages."""
         saved = {(message.source, message.number): message for message in messages}
         for k, message in enumerate(self.messages):

@@ -64,9 +64,9 @@ class RunCheckpoint:
         ended = [rank for rank, count in self.rounds.items() if count == rounds]
         return any(self.time_s is not None and self.times_s[rank] < self.time_s for rank in ended)
 
-    def snapshots(self, settings: Checkpoints) -> int:
+    def snapshots(self, options: Checkpoints) -> int:
         """The number of snapshots that some node has already taken, and that a resumed run need not take."""
-        return max(settings.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
+        return max(options.due(self.rounds[rank], self.times_s[rank]) for rank in self.rounds)
 
     def path(self, rank: int) -> Path:
         """The file of a node."""
@@ -85,7 +85,7 @@ class RunCheckpoint:
             if before.get(name) != now.get(name):
                 raise BadInput(
                     f"{name}: {now.get(name)!r}, but {before.get(name)!r} when the checkpoint {self.folder} was made;"
-                    " accepted: the same experiment (stop may differ)"
+                    " accepted: the same experiment (except for name, stop, checkpoint, data_root and trackers)"
                 )
 
 

@@ -126,7 +126,8 @@ class Baseline(NamedTuple):
 def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
     """The baseline with a name. A group's label makes this group the baseline of all groups. The name may also
     be an entry of ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share: each group
-    is then compared with the one of these that equals it in everything else. BadInput for any other name."""
+    is then compared with the one of these that equals it in everything else. BadInput for a name that fits no group, or
+    several."""
     matches = [group for group in groups if group.label == name]
     if len(matches) == 1:
         return Baseline(name, {group.label: matches[0] for group in groups})

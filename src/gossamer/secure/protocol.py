@@ -259,7 +259,7 @@ class MaskingProtocol:
         """The secret shared with a node. Its key is verified once."""
         if public not in self._agreed:
             if not self._host.verify(rank, _signed(public), signature):
-                raise ValueError(f"a key that claims to be of node {rank}, without its signature")
+                raise ValueError(f"a key without the signature of node {rank}")
             self._agreed[public] = self._key.agree(public)
         return self._agreed[public]
 

@@ -244,7 +244,7 @@ class _SweepRun:
         self._pending: dict[Future[Any], Planned] = {}
 
     def run(self, todo: Sequence[Planned], executor: Executor, *, alone: bool) -> None:
-        """Do all runs, or until the user stops the sweep. ``alone``: no two runs execute at the same time."""
+        """Do all runs, unless the user stops the sweep first. ``alone``: no two runs execute at the same time."""
         out = self._sweep.folder.resolve()
         stop = out / ".stopped"
         stop.unlink(missing_ok=True)

@@ -66,7 +66,7 @@ class SweepFile(Section):
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
         if value is not None and not value:
-            raise ValueError("at least one entry, or leave the field out")
+            raise ValueError("at least one entry, or no such field")
         if isinstance(value, list) and len(set(value)) < len(value):
             raise ValueError("each seed once")
         return value

@@ -18,7 +18,8 @@ from gossamer.errors import BadInput, cause
 from gossamer.runtime.processes.fork_server import Listen
 
 _WAIT_S = 5.0
-"""Seconds for which a worker tries to reach a coordinator, which already listens; later, its run has ended."""
+"""Seconds for which a worker tries to reach a coordinator. It listens before workers start, so a coordinator out of reach has
+ended its run."""
 _END_S = 10.0
 """Seconds that workers have to end once their run is over."""
 

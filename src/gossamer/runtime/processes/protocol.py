@@ -270,7 +270,7 @@ ToWorker = ToPool | Job | Acknowledge | Finish
 
 
 class Exited(ProtocolMessage):
-    """A node's process has ended, after all of its messages, or can't be started."""
+    """A node's process has ended, and all of its messages have arrived; or it can't be started."""
 
     how: str
 

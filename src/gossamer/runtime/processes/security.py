@@ -1,7 +1,7 @@
 """Authentication of nodes to each other, and of workers that join a run.
 
 **Workers and the coordinator** both know the token of the run, and neither sends it. The worker connects over
-TLS 1.3, where the coordinator presents a certificate tls_context for this run. Then both prove that they know the
+TLS 1.3, where the coordinator presents a certificate made for this run. Then both prove that they know the
 token, by an HMAC (SHA-256) over the certificate that each of them sees and a nonce of the worker
 (``JoinRequest``, ``Welcome``). A man in the middle would have to present another certificate, for which the
 proofs are invalid. An impostor coordinator receives one proof, against which it can test guesses of the token

@@ -89,8 +89,8 @@ class SimCheckpoints:
         node.deliver(message)
 
     def _round_ends_before(self, message: Message, rank: int) -> set[_RoundEnd]:
-        """The saved states of a node for which an arriving message may have been in flight: its sender
-        was not saved before it was sent."""
+        """The saved states of a node for which an arriving message may have been in flight: those for
+        which the sender had not been saved when it sent the message."""
         round_ends = {self._newest[rank]} if rank in self._newest else set()
         for parts in self._open.values():
             sender = parts.get(message.source)

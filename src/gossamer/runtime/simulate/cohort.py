@@ -381,7 +381,7 @@ class Cohort(Node):
             key = weights, inbox.sources
             factors = self._once("factors", key, lambda: self._factors(*key))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
-            sums = [Sum([row, *[vectors[j] for j in sources]], weights) for row, sources, weights in terms]
+            sums = [Sum([row, *[vectors[j] for j in sources]], of_row) for row, sources, of_row in terms]
         else:
             sums = [
                 self._sum(vector, of(inbox, rank), of(weights, rank), of(self_weight, rank), missing)

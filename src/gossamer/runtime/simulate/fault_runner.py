@@ -80,7 +80,7 @@ class FaultRunner:
         stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MAX_IDLE:
-            raise Deadlock(f"all nodes wait, although nodes still leave and return: {self._clock.waiting()}")
+            raise Deadlock(f"all nodes wait, even as others leave and return: {self._clock.waiting()}")
         self._execute_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
         self._check_any_left()  # an expected return may be cancelled without an event
 

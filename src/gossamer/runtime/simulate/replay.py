@@ -140,7 +140,7 @@ class Replay:
         return True
 
     def need(self, rank: int) -> None:
-        """Raise ReplayDiffers unless a node, whose model an unrecorded row needs, has been restored."""
+        """Raise ReplayDiffers unless the node whose model an unrecorded row needs has been restored."""
         if rank not in self.restored:
             raise ReplayDiffers(f"a row that depends on node {rank} is missing from the record")
 

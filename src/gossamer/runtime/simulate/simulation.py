@@ -77,7 +77,7 @@ class SimulateEngine:
             return self._run(folder, observer, None)
         except Divergence:
             observer.say(
-                "the run is computed again from its start, node by node: the nodes diverge in a later round"
+                "the run is computed again from its start, node by node: the nodes part ways in a later round"
             )
         _erase_record(folder)
         experiment = self._setup.experiment
@@ -166,7 +166,7 @@ def _repeatable() -> Iterator[None]:
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
     folder receives the checkpoints and, if the run is resumed, holds its earlier record. Raises Divergence if
-    the nodes of a cohort diverge after their first round."""
+    the nodes of a cohort part ways after their first round."""
 
     def __init__(
         self,
@@ -403,7 +403,7 @@ class Simulation:
         return None
 
     def _run_cohort(self, cohort: Cohort) -> None:
-        """Run the cohort to the end. Raises Divergence if its nodes diverge."""
+        """Run the cohort to the end. Raises Divergence if its nodes part ways."""
         self._recorder.flush()
         try:
             unfinished = True

@@ -1,4 +1,4 @@
-"""How a run of real processes ends: in order, with nothing to cut that short; or because its record cannot be written."""
+"""How a run of real processes ends: gracefully, with nothing to cut that short; or because its record cannot be written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def described(**changes: Any) -> Experiment:
 
 
 def check_end(run: Run, evaluated: int = NODES) -> None:
-    """Check that all nodes ended in order, with a final model and, if evaluated, a final row."""
+    """Check that all nodes ended gracefully, with a final model and, if evaluated, a final row."""
     assert run.status == "done"
     ends = run.metrics.filter(run.metrics["moment"].str.contains("end"))
     assert ends.filter(ends["node"] >= 0)["node"].sort().to_list() == list(range(NODES))

@@ -60,7 +60,7 @@ class Scene:
             key.data(events)
 
     def dial(self, token: str = TOKEN) -> Any:
-        """Join as a worker with a token; gives a connection and an answer, or an error."""
+        """Join as a worker with a token. Returns a connection and an answer, or an error."""
         outcome: list[Any] = []
 
         def work() -> None:
@@ -130,7 +130,9 @@ def test_worker_of_another_run_or_version_is_told_why(scene: Scene, monkeypatch:
     assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
 
 
-def test_unidentified_connections_are_few_and_time_out(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unidentified_connections_are_limited_and_time_out(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "MAX_STRANGERS", 2)
     host, _, port = scene.listener.address.rpartition(":")
     ends = [socket.create_connection((host, int(port))) for _ in range(3)]

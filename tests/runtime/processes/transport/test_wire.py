@@ -58,7 +58,7 @@ def stream(contents: list[Content]) -> bytes:
 
 
 def read(decoder: Decoder, data: bytes, cuts: list[int]) -> list[Event]:
-    """Feed data in pieces; gives the events."""
+    """Feed data in pieces. Returns the events."""
     edges = [0, *sorted(cuts), len(data)]
     return [event for start, end in itertools.pairwise(edges) for event in decoder.feed(data[start:end])]
 

@@ -178,7 +178,7 @@ class Lifecycle:
             self._exited(node, message.how)
             return
         self._last_message_at = now
-        # A node that was considered dead has sent a message.
+        # A node that was considered dead, and is not about to leave, has sent a message.
         back = rank in self.away and node.met
         if back and not (node.arriving or node.leaving or node.planned):
             self._arrive(node)

@@ -92,7 +92,7 @@ class Peer:
         self.expected = 0  # the number of the next message from it
 
     def stale(self, incarnation: int, connection: int | None = None) -> str | None:
-        """The reason why a greeting is stale: an earlier incarnation, or an earlier (incoming) connection; or None."""
+        """Why a greeting is stale (from an earlier incarnation or incoming connection); None if it is not."""
         if incarnation <= self.ended or (self.incarnation is not None and incarnation < self.incarnation):
             return f"in its incarnation {incarnation}, which is over"
         if connection is not None and incarnation == self.incarnation and connection <= self.answered:

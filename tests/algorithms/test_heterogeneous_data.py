@@ -1,4 +1,4 @@
-"""Corrected algorithms reach the optimum of the average loss with a constant step on unlike data."""
+"""Corrected algorithms reach the optimum of the average loss with a constant step on heterogeneous data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_diging_reaches_the_optimum_with_a_smaller_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", [{"name": "d-psgd"}, {"name": "qg-momentum"}], ids=str)
-def test_plain_averaging_stalls_on_unlike_data(tmp_path: Path, algorithm: dict[str, Any]) -> None:
+def test_plain_averaging_stalls_on_heterogeneous_data(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     assert distance(tmp_path, algorithm) > 4e-2
 
 
