@@ -107,13 +107,6 @@ def test_unresolvable_path_is_refused(path: str, message: str) -> None:
     assert "\n" not in str(failure.value)
 
 
-def test_failed_module_import_states_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_module.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadInput, match="importing 'broken_module' raised ZeroDivisionError: division"):
-        find("task", "broken_module:X")
-
-
 class Point:
     """An entry point."""
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-import torch
 
 from gossamer import Experiment
 from gossamer.config.registry import build, names
@@ -101,8 +100,3 @@ def test_built_in_tasks_are_rebuilt_from_their_spec():
     for name in built_in:
         component = build("task", name)
         assert build("task", component.spec()) == component
-
-
-def test_a_built_in_task_is_loaded():
-    loaded = load_task(build("task", "digits"), None, 1)
-    assert loaded.train[0].dtype == torch.float32
