@@ -100,6 +100,23 @@ def test_finished_run_resumes_with_later_end(tmp_path: Path, engine: str) -> Non
     assert longer.metrics.select(columns).equals(uninterrupted.metrics.select(columns))
 
 
+@pytest.mark.parametrize("engine", ["simulate", "processes"])
+def test_shortened_run_resumes_from_its_new_end(tmp_path: Path, engine: str) -> None:
+    """A run that is resumed from an older checkpoint forgets the newer ones, whose rows it no longer has."""
+    described = {
+        "algorithm": "gossip-learning",
+        "checkpoint": {"every_rounds": 3},
+        "evaluation": {"every_rounds": 1},
+    }
+    changes = {**described, "engine": {"name": engine, "trainer": "sequential"}}
+    path = gossamer.run(small(**changes, stop={"rounds": 8}), tmp_path).path
+    for rounds in (7, 10):
+        run = gossamer.resume(path, [f"stop.rounds={rounds}"])
+        rows = run.metrics.filter(pl.col("node") >= 0)
+        assert rows["round"].unique().sort().to_list() == list(range(rounds + 1))
+        assert rows.height == run.experiment["nodes"] * (rounds + 1)
+
+
 def test_run_ended_by_time_resumes_to_later_time(tmp_path: Path) -> None:
     evaluation = {"every_rounds": None, "every_s": 0.02}
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.7}

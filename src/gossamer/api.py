@@ -15,7 +15,7 @@ from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
 from gossamer.progress import in_notebook, watching
-from gossamer.results.checkpoints import RunCheckpoint, newest, rewind
+from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
 from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import NETWORK, close_after, close_record
@@ -198,6 +198,7 @@ def _resume_run(
 ) -> None:
     """Rewind a record to a checkpoint. Record and report the point and the environment in which the run
     continues."""
+    remove_later(folder.checkpoints, checkpoint.number)
     rewind(folder, checkpoint, engine.description["outcome_ranks"])
     write_text(folder.path / "experiment.yaml", experiment.to_yaml())
     first, last = min(checkpoint.rounds.values()), max(checkpoint.rounds.values())

@@ -127,9 +127,7 @@ class CheckpointFolder:
         kept = set(complete_numbers(self._path)[-self._keep :])
         for other in _numbers(self._path):
             if other not in kept and other < number:
-                # Without its manifest it is incomplete, even if the rest can't be removed.
-                _manifest(self._path, other).unlink(missing_ok=True)
-                shutil.rmtree(self._path / str(other))
+                _remove(self._path, other)
 
     def drop(self, number: int) -> None:
         """Remove the written parts of an abandoned checkpoint, since rows may need the space."""
@@ -231,6 +229,19 @@ def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int
         setup, last = read_setup(folder.path), max(checkpoint.rounds.values())
         graphs = {first: edges for first, edges in setup["graphs"].items() if int(first) <= last}
         write_json(folder.path / "setup.json", {**setup, "graphs": graphs})
+
+
+def remove_later(path: Path, number: int) -> None:
+    """Remove the checkpoints after this one. They rest on rows that a record loses when it is rewound."""
+    for later in _numbers(path):
+        if later > number:
+            _remove(path, later)
+
+
+def _remove(path: Path, number: int) -> None:
+    # Without its manifest it is incomplete, even if the rest can't be removed.
+    _manifest(path, number).unlink(missing_ok=True)
+    shutil.rmtree(path / str(number))
 
 
 def highest(path: Path) -> int:
