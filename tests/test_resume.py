@@ -86,7 +86,7 @@ def test_finished_run_resumes_with_later_end(tmp_path: Path, engine: str) -> Non
     done = gossamer.run(small(**changes, stop={"rounds": 5}, evaluation={"every_rounds": 5}), tmp_path)
     with pytest.raises(BadInput, match=r"the run is done; accepted: another end, e.g. --set stop.rounds="):
         gossamer.resume(done.path)
-    with pytest.raises(BadInput, match=r"stop.rounds: got 3; accepted: at least 5, where the run is saved"):
+    with pytest.raises(BadInput, match=r"stop.rounds: got 3; accepted: at least 5, that of the checkpoint"):
         gossamer.resume(done.path, ["stop.rounds=3"])
     assert load_run(done.path).status == "done"
     assert load_run(done.path).experiment["stop"]["rounds"] == 5
@@ -172,6 +172,8 @@ def test_resume_without_checkpoint_is_refused(tmp_path: Path) -> None:
         BadInput, match="it has no checkpoint; accepted: a run with checkpoint.every_rounds or"
     ):
         gossamer.resume(run.path)
+    with pytest.raises(BadInput, match="it has no checkpoint"):
+        gossamer.resume(gossamer.run(small(checkpoint={}), tmp_path).path)
     with pytest.raises(BadInput, match="not a run folder"):
         gossamer.resume(tmp_path)
 

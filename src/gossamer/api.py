@@ -15,7 +15,7 @@ from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
 from gossamer.progress import in_notebook, watching
-from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
+from gossamer.results.checkpoints import RunCheckpoint, complete_numbers, newest, remove_later, rewind
 from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import NETWORK, close_after, close_record
@@ -147,7 +147,8 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
         raise BadInput(
             f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
         )
-    if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
+    recorded = Experiment.load(path / "experiment.yaml").stop
+    if run.status == "done" and stop == recorded and complete_numbers(folder.checkpoints):
         raise BadInput(
             f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds={2 * (stop.rounds or 100)}"
         )
@@ -170,7 +171,7 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     for field, value in saved.items():
         end = getattr(stop, field)
         if end is not None and value is not None and end < value:
-            raise BadInput(f"stop.{field}: got {end:g}; accepted: at least {value:g}, where the run is saved")
+            raise BadInput(f"stop.{field}: got {end:g}; accepted: at least {value:g}, that of the checkpoint")
     if _simulated(experiment) and len(checkpoint.rounds) < experiment.nodes:
         lost = sorted(set(range(experiment.nodes)) - checkpoint.rounds.keys())
         raise BadInput(
@@ -259,7 +260,9 @@ def _engine(experiment: Experiment, server: ForkServer | None, listen: Listen | 
     # Engines are imported on use, since each has many imports of its own.
     if _simulated(experiment):
         if listen is not None:
-            raise BadInput("--listen: with the engine simulate; accepted: with --engine processes")
+            raise BadInput(
+                "--listen or --workers: with the engine simulate; accepted: with --engine processes"
+            )
         from gossamer.runtime.simulate.simulation import SimulateEngine
 
         return SimulateEngine(experiment)

@@ -92,15 +92,19 @@ def cause(error: BaseException) -> str:
     """An error in one line: type, message, and the innermost line of the user's own code, including that of
     the error it was raised from. Without such a line, it has the innermost line of any code, unless gossamer
     raised the error on purpose."""
+    message = " ".join(str(error).split())  # a syntax error's message has the line
+    return f"{type(error).__name__}{': ' + message if message else ''}{place(error)}"
+
+
+def place(error: BaseException) -> str:
+    """The place of an error for :func:`cause`, as " (file, line number)"; empty if there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     inner = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ else []
     own = [frame for frame in (*inner, *frames) if _is_own(frame.filename)]
-    where = ""
-    if not isinstance(error, SyntaxError) and (own or (frames and not isinstance(error, GossamerError))):
-        frame = own[-1] if own else frames[-1]
-        where = f" ({Path(frame.filename).name}, line {frame.lineno})"
-    message = " ".join(str(error).split())  # a syntax error's message has the line
-    return f"{type(error).__name__}{': ' + message if message else ''}{where}"
+    if isinstance(error, SyntaxError) or not (own or (frames and not isinstance(error, GossamerError))):
+        return ""
+    frame = own[-1] if own else frames[-1]
+    return f" ({Path(frame.filename).name}, line {frame.lineno})"
 
 
 def is_own(error: BaseException) -> bool:

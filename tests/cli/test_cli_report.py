@@ -107,6 +107,7 @@ def test_report_of_diverged_run_is_valid_json(cli: Cli, tmp_path: Path) -> None:
         ),
         (("--animate", "a.mp4"), "--animate a.mp4: accepted: a file *.gif or *.png"),
         (("--figures", "f", "--width", "3"), "--width 3: accepted: 1in to 40in"),
+        (("--axis", "bytes"), "--axis: got no --figures; accepted: with --figures FOLDER"),
         (("--budget", "bytes=many"), "--budget bytes=many: accepted: bytes=N"),
         (("--by-hops", "test_loss"), "has no poisoned nodes; accepted: runs with poison"),
     ],

@@ -175,10 +175,8 @@ def test_untyped_setting_is_one_line_and_exit_code_2(
     code, out, err = cli("run", "small.yaml", "--set", "algorithm.name=untyped_setting:Mine")
     assert (code, out) == (2, "")
     [line] = err.splitlines()
-    assert line.startswith(
-        "error: algorithm 'untyped_setting:Mine': in 'untyped_setting': A non-annotated attribute"
-    )
-    assert "`rate = 0.1`; accepted: a type" in line
+    assert line.startswith("error: algorithm 'untyped_setting:Mine': A non-annotated attribute")
+    assert "`rate = 0.1` (untyped_setting.py, line 4); accepted: a type" in line
 
 
 def test_a_failed_run_keeps_its_record(cli: Cli, tmp_path: Path) -> None:

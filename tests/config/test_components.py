@@ -114,7 +114,7 @@ def test_failed_import_names_module_and_line(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "torn_module.py").write_text("x = (\n")
     monkeypatch.syspath_prepend(tmp_path)
     for module, message in {
-        "untyped_module": r"in 'untyped_module': A non-annotated attribute was detected: `rate = 0.1`; accepted: a type",
+        "untyped_module": r"A non-annotated attribute was detected: `rate = 0.1` \(untyped_module.py, line 4\); accepted: a type",
         "unknown_module": r"importing 'unknown_module' raised AttributeError: .* \(unknown_module.py, line 3\)$",
         "torn_module": r"importing 'torn_module' raised SyntaxError: '\(' was never closed \(torn_module.py, line 1\)$",
     }.items():

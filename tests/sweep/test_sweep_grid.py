@@ -125,7 +125,7 @@ def test_list_entry_is_set_by_index(tmp_path: Path) -> None:
     plan = make_sweep(tmp_path, base=base, grid={"poison.1.at.rank": [1, 2]}).planned
     assert [[poison.at.rank for poison in planned.experiment.poison] for planned in plan] == [[0, 1], [0, 2]]
     path = "poison.1.at.rank"
-    with pytest.raises(BadInput, match=f"--set {path}: overridden by the sweep"):
+    with pytest.raises(BadInput, match=f"--set {path}: set by the sweep itself"):
         assigned(f"{path}=3", base={**TINY, **base}, grid={path: [1, 2]})
     sweep = assigned(f"{path}=3", base={**TINY, **base}, grid={path: [1]})
     assert [planned.experiment.poison[1].at.rank for planned in sweep.planned] == [3]
@@ -210,7 +210,7 @@ def test_assignment_overridden_by_cells_is_refused(
     with pytest.raises(BadInput) as caught:
         assigned(assignment, **fields)
     accepted = "accepted: fields that no cell overrides, and those to which the grid gives one value"
-    assert caught.value.problems == (f"{problem}: overridden by the sweep; {accepted}",)
+    assert caught.value.problems == (f"{problem}: set by the sweep itself; {accepted}",)
 
 
 def test_command_line_replaces_single_grid_value(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_documented_example_is_read() -> None:
     sweep = Sweep.of(yaml.safe_load(example), FOLDER / "sweeps")
     for assignment in ("topology.degree=4", "algorithm.local_steps=5"):
         with pytest.raises(
-            BadInput, match=rf"^cell .*: --set {assignment.partition('=')[0]}: overridden by "
+            BadInput, match=rf"^cell .*: --set {assignment.partition('=')[0]}: set by the sweep"
         ):
             Sweep.of(yaml.safe_load(example), FOLDER / "sweeps", [assignment])
     assert len(sweep.planned) == 3 * 3 * 2 * 2 * 2

@@ -32,8 +32,8 @@ class Swift(Algorithm):
     gets fewer models rather than increasingly stale ones.
 
     Args:
-        local_steps: mini-batch steps a round. Their total displacement replaces the single step.
-        average_every: s + 1: every (s + 1)-th round averages (C_0 of the paper is 1, C_1 is 2).
+        local_steps: mini-batch steps a round. Their total displacement replaces the paper's single step.
+        average_every: average in every k-th round: s + 1 in the paper (its C_0 is 1, C_1 is 2).
         memory: "stored" averages with the last model of every neighbour, however old, on a static topology; before the first
             one arrives, the node's initial model replaces it. "fresh" averages only with models that arrived since the last
             averaging and gives the other weights to the node itself: the memory-efficient variant.

@@ -135,6 +135,9 @@ def report(
     from gossamer.results.run import load_runs
     from gossamer.results.tidy import comparison_metrics, default_axis, finite, main_metric
 
+    for name, given in {"--format": format_, "--axis": axis}.items():
+        if given and figures is None:
+            raise BadInput(f"{name}: got no --figures; accepted: with --figures FOLDER")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
     groups = group_runs(loaded)
     loaded = [run for group in groups for run in group.runs]
@@ -142,7 +145,7 @@ def report(
     measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
-    if len(groups) > 1 or metrics or time_to or budget or area:
+    if len(groups) > 1 or metrics or time_to or budget or area or per:
         compared = comparison.compare(groups, measures, against, per or ())
     distances = None if by_hops is None else spread.spread(groups, by_hops)
     # A page about several runs must not replace the page of a run.

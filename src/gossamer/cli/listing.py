@@ -55,7 +55,7 @@ def listing(
         typer.echo(json.dumps(table))
     elif kind is None:
         _print({key: ", ".join(definitions) or "(none)" for key, definitions in catalog.items()})
-        typer.echo("\nmore: gossamer list KIND [NAME]; any name can also be module:Class")
+        typer.echo("\nmore: gossamer list KIND [NAME]; in an experiment, any name can also be module:Class")
     elif name is None:
         _print({key: node["description"] for key, node in catalog[kind].items()}, wrap=False)
     else:

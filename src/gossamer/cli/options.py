@@ -51,7 +51,7 @@ File = Annotated[
     Path, argument("An experiment file (YAML), or an example's name.", "FILE", completion.experiments)
 ]
 Overrides = Annotated[list[str] | None, overriding("a field; the value is YAML")]
-CellOverrides = Annotated[list[str] | None, overriding("a field of all cells, or seeds")]
+CellOverrides = Annotated[list[str] | None, overriding("a field in all cells, or the list of seeds")]
 Jobs = Annotated[
     int | None, option("Number of runs at the same time; default: by the number of cores.", min=1)
 ]

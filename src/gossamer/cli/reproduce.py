@@ -39,7 +39,7 @@ def reproduce(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Run the experiments behind a paper's claims that have not been run yet, and write a page with the
+    """Run those experiments behind a paper's claims that have not been run yet, and write a page with the
     verdicts. Without a NAME, list the reproductions."""
     from gossamer.reproduce import load, names
     from gossamer.results.formatting import print_table

@@ -96,9 +96,9 @@ class ChangeSparsifier(Codec):
 
     Args:
         accumulate: whether unsent changes accumulate (error feedback; DecentralizePy's ``accumulation`` with
-            ``accumulate_averaging_changes``). A lost or cancelled message counts as sent. Otherwise, y is the
-            model at the start of the round, after the previous round's mixing, so that only the round's local
-            changes count (DecentralizePy's default)."""
+            ``accumulate_averaging_changes``). A lost or cancelled message counts as sent. Otherwise,
+            only the round's local changes count: those since the model at its start, after the previous round's
+            mixing (DecentralizePy's default)."""
 
     sparse: ClassVar[bool] = True
 
@@ -153,10 +153,10 @@ class ShareSparsifier(ChangeSparsifier):
 
 @register("codec", "top-k")
 class TopK(ShareSparsifier):
-    """Sends the same share of the coordinates in every round, with their indices.
+    """Sends a fixed share of the coordinates in every round, with their indices.
 
     Args:
-        fraction: the share."""
+        fraction: the share of the coordinates to send."""
 
     fraction: float = Field(gt=0, le=1)
 

@@ -77,10 +77,10 @@ class _Wavelets(ShareSparsifier):
 
 @register("codec", "wavelet")
 class Wavelet(_Wavelets, TopK):
-    """Sends the same share of the wavelet coefficients in every round (DecentralizePy's ``Wavelet``).
+    """Sends a fixed share of the wavelet coefficients in every round (DecentralizePy's ``Wavelet``).
 
     Args:
-        fraction: the share."""
+        fraction: the share of the coefficients to send."""
 
     fraction: float = Field(default=0.1, gt=0, le=1)
 

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import PydanticSerializationError, core_schema, to_jsonable_python
 
 from gossamer.config.validation import bad_input, without_booleans
-from gossamer.errors import BadInput, GossamerError, cause, listed, shown, suggest
+from gossamer.errors import BadInput, GossamerError, cause, listed, place, shown, suggest
 
 KINDS: dict[str, tuple[str, str]] = {
     "aggregator": ("gossamer.learning", "Aggregator"),
@@ -253,7 +253,7 @@ def imported(path: str, source: str) -> Any:
         if isinstance(error, PydanticUserError) and error.code == "model-field-missing-annotation":
             fault = error.message.partition(". ")[0]
             raise BadInput(
-                f"{source}: in {module_name!r}: {fault}; accepted: a type, such as steps: int = 5"
+                f"{source}: {fault}{place(error)}; accepted: a type, such as steps: int = 5"
             ) from None
         raise BadInput(f"{source}: importing {module_name!r} raised {cause(error)}") from error
     finally:

@@ -91,7 +91,7 @@ class Cell:
         undone = [path for path, value in described.items() if not _kept(value, _value_at(raw, path))]
         if undone:
             raise BadInput(
-                f"--set {', '.join(undone)}: overridden by the sweep; accepted: fields that no cell overrides, and"
+                f"--set {', '.join(undone)}: set by the sweep itself; accepted: fields that no cell overrides, and"
                 " those to which the grid gives one value"
             )
 

@@ -296,7 +296,7 @@ def test_taken_address_and_simulation_are_bad_input(tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(BadInput, match=f"--listen {address}: .*in use"):
             gossamer.run(experiment(), tmp_path, listen=Listen(address, TOKEN))
-    with pytest.raises(BadInput, match="--listen: with the engine simulate"):
+    with pytest.raises(BadInput, match="--listen or --workers: with the engine simulate"):
         gossamer.run(experiment(engine="simulate"), tmp_path, listen=Listen("127.0.0.1:0", TOKEN))
     assert not list(tmp_path.iterdir())
 
