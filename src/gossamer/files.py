@@ -230,7 +230,7 @@ class _Loader(Composer, yaml.CSafeLoader):
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
-            self._refuse((key.tag, str(key.value)) in seen, f"{key.value!r} a second time", key)
+            self._refuse((key.tag, str(key.value)) in seen, f"{key.value!r} appears twice", key)
             seen.add((key.tag, str(key.value)))
         return node
 
