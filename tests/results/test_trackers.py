@@ -213,6 +213,12 @@ def test_mlflow_stores_sweep_as_experiment_with_means(tmp_path):
         assert tracked.data.params["optimizer.lr"] == str(done.experiment["optimizer"]["lr"])
         history = client.get_metric_history(tracked.info.run_id, "test_loss")
         assert {point.step: point.value for point in history} == pytest.approx(means(done, "test_loss"))
+    diverging = experiment({"name": "mlflow", "uri": uri}, optimizer={"name": "sgd", "lr": 1e30})
+    done = run(diverging, tmp_path / "runs")
+    assert done.status == "diverged"
+    project = client.get_experiment_by_name(diverging.name)
+    [stored] = client.search_runs([project.experiment_id])
+    assert stored.info.status == "FAILED"
 
 
 def leveldb_log(log: bytes) -> Iterator[bytes]:
