@@ -15,7 +15,7 @@ from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
 from gossamer.progress import in_notebook, watching
-from gossamer.results.checkpoints import RunCheckpoint, complete_numbers, newest, remove_later, rewind
+from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
 from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import NETWORK, close_after, close_record
@@ -147,16 +147,15 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
         raise BadInput(
             f"{path}: a run with faults or engine.restart, whose nodes are saved separately; accepted: one without"
         )
-    recorded = Experiment.load(path / "experiment.yaml").stop
-    if run.status == "done" and stop == recorded and complete_numbers(folder.checkpoints):
-        raise BadInput(
-            f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds={2 * (stop.rounds or 100)}"
-        )
     for part in ("environment", "setup", "metrics", "events", "timeline"):
         getattr(run, part)  # reads the part before anything changes
     if (checkpoint := newest(folder.checkpoints, observer.say, verified=True)) is None:
         raise BadInput(
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
+        )
+    if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
+        raise BadInput(
+            f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds={2 * (stop.rounds or 100)}"
         )
     checkpoint.check(experiment)
     ended = checkpoint.experiment["stop"]["rounds"]

@@ -456,9 +456,8 @@ class Mailbox:
         return {"late": json.dumps(late), "ages": list(self._ages)}  # one value, however long the list is
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
-        """Put the saved messages in the place of those in the mailbox that their sources sent before they
-        were saved. ``sent`` has the number of these messages of each source. LookupError if the mailbox has other
-        messages."""
+        """Replace every message that a source sent before it was saved with the saved copy. ``sent`` has the
+        number of these messages of each source. LookupError if the mailbox has other messages."""
         saved = {(message.source, message.number): message for message in messages}
         for k, message in enumerate(self.messages):
             if message.number < sent.get(message.source, 0):

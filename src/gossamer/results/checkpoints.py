@@ -232,14 +232,14 @@ def rewind(folder: RunFolder, checkpoint: RunCheckpoint, evaluated: Iterable[int
 
 
 def remove_later(path: Path, number: int) -> None:
-    """Remove the checkpoints after this one. They rest on rows that a record loses when it is rewound."""
+    """Remove the checkpoints after this one, which depend on rows that are lost when the record is rewound."""
     for later in _numbers(path):
         if later > number:
             _remove(path, later)
 
 
 def _remove(path: Path, number: int) -> None:
-    # Without its manifest it is incomplete, even if the rest can't be removed.
+    # Without its manifest a checkpoint is incomplete, even if the rest can't be removed.
     _manifest(path, number).unlink(missing_ok=True)
     shutil.rmtree(path / str(number))
 
