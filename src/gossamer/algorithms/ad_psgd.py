@@ -70,6 +70,9 @@ class ADPSGD(Algorithm):
                     f"topology: node {rank} has no neighbour to average with; accepted: at least one"
                 )
 
+    def ends_with_steps(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         sampled = node.view is not None
         active = frozenset[int]() if sampled else active_ranks(node.topology(0))
@@ -88,11 +91,13 @@ class ADPSGD(Algorithm):
             await averaging
         while (minus_d := await node.next_answer()) is not None:  # the passive nodes have averaged already
             node.model = node.model + minus_d
+            node.mixed = node.model
 
     async def _average(self, node: Node, r: int, active: frozenset[int]) -> None:
         """Average once as the active node."""
         for minus_d in node.drain_answers():
             node.model = node.model + minus_d
+            node.mixed = node.model
         passive = [rank for rank in await node.neighbors(r, "out") if rank not in active]
         if not passive:  # possible when the graph changes
             return
@@ -102,12 +107,14 @@ class ADPSGD(Algorithm):
                 partner, node.model, ("average", r), self.timeout_s, keep_s=2 * self.timeout_s
             )
             node.model = node.model + minus_d
+            node.mixed = node.model
 
     def _meet(self, node: Node, question: Message) -> Model:
         """Average as the passive node, and reply with -d."""
         own, theirs = node.model, question.payload
         d: Model = (theirs.over(own) - own) / 2
         node.model = own + d
+        node.mixed = node.model
         return -d
 
 

@@ -86,6 +86,12 @@ class Algorithm(Component):
         default is no."""
         return False
 
+    def ends_with_steps(self) -> bool:
+        """Whether a round ends with local steps that are mixed only in a later round, or never. Records then show models
+        from after these steps (``evaluation.of: round``), unless they show the result of the last mixing (``mixed``).
+        The default is no: a round ends with the mixing."""
+        return False
+
     def takes_back(self) -> bool:
         """Whether it cancels messages. The default is no."""
         return False

@@ -87,6 +87,7 @@ class ChocoSGD(_Compressed):
             await node.train(self.local_steps)
             drift = await _exchange(node, r, "replicas", node.parameters, buffers=True)
             node.model = Model(node.parameters + self.gamma * drift.parameters, drift.buffers)
+            node.mixed = node.model
 
 
 @register("algorithm", "deepsqueeze")
@@ -116,7 +117,9 @@ class DeepSqueeze(_Compressed):
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             models = {rank: Model(dense(model.parameters), model.buffers) for rank, model in inbox.items()}
             mixed = await node.combine(Model(own, node.buffers), models, node.mixing_weights(r))
-            node.model = Model(node.parameters + self.gamma * (mixed.parameters - own), mixed.buffers)
+            parameters = node.parameters + self.gamma * (mixed.parameters - own)
+            node.model = Model(parameters, mixed.buffers)
+            node.mixed = node.model
 
 
 @register("algorithm", "beer")
@@ -134,6 +137,9 @@ class BEER(_Compressed):
 
     gamma: float = Field(default=0.1, gt=0, le=1)
 
+    def ends_with_steps(self) -> bool:
+        return True
+
     def check(self, setting: Setting) -> None:
         super().check(setting)
         optimizer = setting.optimizer
@@ -147,12 +153,14 @@ class BEER(_Compressed):
             if r == 0:
                 state["gradient"] = state["direction"] = await node.gradient()
                 state["model drift"] = state["direction drift"] = torch.zeros_like(node.parameters)
-            node.parameters = node.parameters + gamma * state["model drift"] - node.lr * state["direction"]
+            mixed = node.parameters + gamma * state["model drift"]
+            node.mixed = Model(mixed)
+            node.parameters = mixed - node.lr * state["direction"]
             drift = await _exchange(node, r, "models", node.parameters, buffers=True)
             node.model = Model(node.parameters, drift.buffers)
             state["model drift"] = drift.parameters
             gradient = await node.gradient()
-            mixed = state["direction"] + gamma * state["direction drift"]
-            state["direction"] = mixed + gradient - state["gradient"]
+            direction = state["direction"] + gamma * state["direction drift"]
+            state["direction"] = direction + gradient - state["gradient"]
             state["gradient"] = gradient
             state["direction drift"] = (await _exchange(node, r, "directions", state["direction"])).parameters

@@ -134,6 +134,9 @@ class GradientTracking(Algorithm):
     runs_as_cohort: ClassVar[bool] = True
     variant: Literal["dsgt", "diging"] = "dsgt"
 
+    def ends_with_steps(self) -> bool:
+        return self.variant == "diging"
+
     def check(self, setting: Setting) -> None:
         check_doubly_stochastic(setting.topology, self.name_of())
 

@@ -32,6 +32,9 @@ class DPSGD(Algorithm):
     local_steps: LocalSteps = 1
     overlap: bool = False
 
+    def ends_with_steps(self) -> bool:
+        return self.overlap
+
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             if self.overlap:

@@ -176,6 +176,7 @@ class Fragments:
                 self.parameters.mean(node.parameters, [(c, model.parameters) for c, model in heard]),
                 self.buffers.mean(node.buffers, [(c, model.buffers) for c, model in heard]),
             )
+            node.mixed = node.model
 
 
 @dataclass(frozen=True, eq=False)

@@ -124,6 +124,9 @@ class GossipLearningOnReceipt(_Gossip):
     create: Literal["rw", "mu", "um"] = "mu"
     period_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
+    def ends_with_steps(self) -> bool:
+        return self.create != "um"
+
     async def run(self, node: Node) -> None:
         node.state.setdefault("age", 0)
         node.state.setdefault("last", node.model)

@@ -98,6 +98,7 @@ class PowerGossip(Algorithm):
                 change, node.state["links"][peer] = self._step(x, difference, bases[peer], matrices, r)
                 mixed -= sign * weights[peer] * change
             node.parameters = node.parameters + (mixed - x)
+            node.mixed = node.model
 
     def _matrices(self, fields: Sequence[LayoutField]) -> Iterator[_Matrix]:
         for field in fields:

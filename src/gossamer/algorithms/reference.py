@@ -31,6 +31,9 @@ class Local(Algorithm):
     def sends_models(self) -> bool:
         return False
 
+    def ends_with_steps(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():
             await node.train(self.local_steps)
@@ -82,6 +85,7 @@ class AllReduce(Algorithm):
         async for r in node.rounds():
             await node.train(self.local_steps)
             node.model = await self._average(node, r, node.model)
+            node.mixed = node.model
 
     async def _average(self, node: Node, r: int, model: Model) -> Model:
         segments = [Model(*pair) for pair in zip(*(v.tensor_split(node.size) for v in model), strict=True)]

@@ -64,6 +64,9 @@ class Swift(Algorithm):
             accepted = '"topology", or an undirected graph'
             raise BadInput(f'algorithm.weights: "ccs" on a directed graph; accepted: {accepted}')
 
+    def ends_with_steps(self) -> bool:
+        return True
+
     async def run(self, node: Node) -> None:
         if self.memory == "stored":
             first: Model = node.state.setdefault("first", node.model)

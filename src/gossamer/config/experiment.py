@@ -58,8 +58,10 @@ class Timeline(Section):
 
 class Evaluation(Section):
     """When models are evaluated for the record, and on which samples. Evaluation takes no time on the nodes'
-    clocks. With ``every_s``, the default of ``every_rounds`` is None."""
+    clocks. With ``every_s``, the default of ``every_rounds`` is None. ``of`` says which model of a node is shown:
+    that of its last complete "round", of its last mixing ("mixed"), or the model as it is at the "instant"."""
 
+    of: Literal["round", "mixed", "instant"] = "round"
     every_rounds: Count | None = 10
     every_s: float | None = Field(default=None, ge=1e-6)
     nodes: Literal["all", "average"] | Count | list[int] = "all"

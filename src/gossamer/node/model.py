@@ -19,6 +19,14 @@ from gossamer.node.setup import Host, Setup
 from gossamer.randomness import torch_seed
 
 
+def modified_in_place(rank: int, name: str) -> RuntimeError:
+    """The error for a snapshot of a node's "parameters" or "buffers" that user code has written to."""
+    return RuntimeError(
+        f"node {rank}: its {name} were modified in place, by this node or by a receiver of them;"
+        f" snapshots are immutable: compute a new vector and assign it (node.{name} = v)"
+    )
+
+
 class VersionedVector:
     """One vector of the model, which is replaced but never modified, and the number of replacements. Torch
     counts in-place writes, except those through ``.data`` and ``.numpy()``; such a write raises RuntimeError
@@ -34,10 +42,7 @@ class VersionedVector:
     def read(self) -> Tensor:
         """The newest vector; its values may not have been written yet."""
         if self.vector._version != self._version:
-            raise RuntimeError(
-                f"node {self._rank}: its {self._name} were modified in place, by this node or by a receiver of them;"
-                f" snapshots are immutable: compute a new vector and assign it (node.{self._name} = v)"
-            )
+            raise modified_in_place(self._rank, self._name)
         return self.vector
 
     def write(self, vector: Tensor) -> None:

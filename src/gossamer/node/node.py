@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ROW_COLUMNS = {field.name for field in fields(Traffic)} | {
-    *("node", "round", "step", "time_s", "wall_s", "moment", "train_loss", "test_loss", "consensus_distance"),
+    *("node", "round", "step", "time_s", "wall_s", "model_age_s", "network_bytes", "moment"),
+    *("train_loss", "test_loss", "consensus_distance"),
     *("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share"),
 }
 _RECORDED = (int, float, str, np.generic, np.ndarray, Tensor, list, tuple, Mapping, type(None))
@@ -109,6 +110,16 @@ class Node:
         if self._has_buffers or len(model.buffers):
             self.buffers = model.buffers
 
+    def _set_mixed(self, model: Model) -> None:
+        self._check_vector(model.parameters, "mixed", self._setup.layout.size)
+        self._runtime.shown.mixed(model)
+
+    mixed = property(
+        fset=_set_mixed,
+        doc="""Assign the result of a mixing that is done by assignment, without :meth:`mix` or an aggregating
+        :meth:`combine`. Records show it with ``evaluation.of: mixed``. It can only be assigned.""",
+    )
+
     def _check_vector(self, v: Tensor, name: str, length: int) -> None:
         if v.shape != (length,) or v.dtype != torch.float32:
             actual = f"{v.dtype} of shape {tuple(v.shape)}"
@@ -186,6 +197,8 @@ class Node:
         aggregator = setup.aggregator if aggregate else None
         step = Mix(own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing)
         mixed = await self._host.mix(step, read=True)
+        if aggregate:
+            self._runtime.shown.mixed(mixed if isinstance(mixed, Model) else Model(mixed))
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
 
     async def mix(
@@ -558,6 +571,7 @@ class Node:
             self._sampler.round_ended(self.round)
         if self._runtime.coder is not None:
             self._runtime.coder.end_round()
+        self._runtime.shown.end_round()
         await self._host.end_round()
 
     @property
@@ -593,6 +607,7 @@ class _MixOwn(Mix):
             own.buffers.write(result.buffers)
             result = result.parameters
         own.parameters.write(result)
+        self.node._runtime.shown.mixed(own.snapshot())
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
@@ -627,4 +642,5 @@ class AsyncRounds:
             await wrapper.before_round(node, self._current)
         if runtime.secure is not None:
             await runtime.secure.begin_round(self._current)
+        runtime.shown.begin_round()
         return self._current

@@ -26,6 +26,7 @@ from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import NewcomerModels
 from gossamer.node.setup import Host, NodeWrapper, Setup
+from gossamer.node.shown import ShownModel
 from gossamer.secure.protocol import MaskingProtocol
 from gossamer.topology.cyclon import TAG as SAMPLER
 
@@ -39,6 +40,7 @@ class NodeRuntime:
         rank: the node's number.
         node: the node as its algorithm sees it.
         own: its model and its computations.
+        shown: the model that a record shows.
         mailbox: the messages that no task has taken yet.
         expectations: the payloads that the node expects from its peers.
         columns: values for the node's next recorded row.
@@ -60,6 +62,7 @@ class NodeRuntime:
         self._incoming = self._wrappers("incoming")[::-1]
         # A node needs the attributes above, and those below need the node.
         self.node = Node(self)
+        self.shown = ShownModel(self)
         self.secure: MaskingProtocol | None = None
         if setup.experiment.secure_aggregation is not None:
             self.secure = MaskingProtocol(setup, self.node, host)
@@ -196,6 +199,7 @@ class NodeRuntime:
         if main.cancelled():
             raise GossamerError("CancelledError: it awaited a task that was cancelled")
         main.result()
+        self.shown.end_rounds()
         self._over = True
         self._retire_if_over()
 
@@ -241,6 +245,7 @@ class NodeRuntime:
             "diverged": self._diverged,
             "columns": dict(self.columns),
             "losses": torch.tensor(self.own.losses, dtype=torch.float64),
+            "shown": self.shown.saved(),
             **self.mailbox.saved(),
         }
         return Checkpoint(
@@ -268,6 +273,7 @@ class NodeRuntime:
         node.round, node.step = saved.round, saved.node["step"]
         node.model, node.state = saved.model, _thawed(saved)
         self._take_over(saved)
+        self.shown.restore(saved.node.get("shown"))
         self.mailbox.restore(saved.unread, saved.node)
 
     def overwrite(self, saved: Checkpoint, sent: Mapping[int, int]) -> None:
@@ -277,6 +283,7 @@ class NodeRuntime:
         if self.node.step != saved.node["step"]:
             raise LookupError(f"node {self.rank} has taken {self.node.step} steps, not {saved.node['step']}")
         overwrite(self.own.snapshot(), saved.model)
+        self.shown.overwrite(saved.node.get("shown"))
         if self.coder is not None:
             self.coder.forget()
         overwrite(self.node.state, _thawed(saved))

@@ -159,6 +159,9 @@ class Host(Protocol):
     def counters(self) -> Traffic:
         """The live counters, to be updated. They may not include bytes in transmission."""
 
+    def network_bytes(self) -> int | None:
+        """Bytes that all nodes have sent up to now; None if only the coordinator knows."""
+
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
 

@@ -45,7 +45,8 @@ NETWORK = -1
 METRICS: dict[str, Any] = {
     "node": pl.Int32,
     **dict.fromkeys(("round", "step"), pl.Int64),
-    **dict.fromkeys(("time_s", "wall_s"), pl.Float64),
+    **dict.fromkeys(("time_s", "wall_s", "model_age_s"), pl.Float64),
+    "network_bytes": pl.Int64,
     "moment": pl.String,
     **dict.fromkeys(("train_loss", "test_loss"), pl.Float64),
 }

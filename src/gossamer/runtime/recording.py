@@ -16,6 +16,7 @@ import torch
 from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
+from gossamer.node.shown import CompleteModel, shown_in
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.recorder import MOMENTS, average, consensus_distance
 from gossamer.results.recorder import NETWORK as NETWORK
@@ -75,10 +76,11 @@ def extrapolated(rounds: Collection[int], nodes: int) -> int:
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
     """Whether all present nodes are recorded once more when a run ends without failure. They are if the run ended by
-    time, bytes, target or divergence, if protocols returned before all evaluated nodes had completed their
-    rounds, or if nodes are evaluated by time only. ``rounds`` are the completed rounds of each present node."""
-    if reason not in ("rounds", "time", "bytes", "target", "diverged"):
-        return False
+    time, bytes, target, divergence or the user, if protocols returned before all evaluated nodes had completed their
+    rounds, or if nodes are evaluated by time only. Otherwise only those nodes are whose model has changed since
+    their last row. ``rounds`` are the completed rounds of each present node."""
+    if reason != "rounds":
+        return reason in ("time", "bytes", "target", "diverged", "stopped")
     evaluation = setup.experiment.evaluation
     by_time = evaluation.every_rounds is None and evaluation.every_s is not None
     return by_time or setup.experiment.stop.rounds is None or ended_early(setup, rounds)
@@ -129,33 +131,48 @@ class Usage:
         }
 
 
-def moment_text(moment: Moment) -> str:
-    """An evaluation point's value in the column ``moment``. The round number has its own column."""
+def moment_text(moment: Moment, round: int) -> str:
+    """An evaluation point's value in the column ``moment``. The round of the row's model has its own column; it
+    differs from that of the evaluation point if a node has last mixed in an earlier round (``evaluation.of:
+    mixed``)."""
     if isinstance(moment, int):
-        return "round"
+        return "round" if moment == round else f"round {moment}"
     return moment if isinstance(moment, str) else " ".join(map(str, moment))
+
+
+def never_mixed(has_mixed: Iterable[bool]) -> str | None:
+    """A sentence on the nodes that have mixed nothing, although mixed models were to be shown."""
+    each = list(has_mixed)
+    if all(each):
+        return None
+    nodes = f"{each.count(False)} of {len(each)} nodes have mixed nothing"
+    return f"evaluation.of: mixed, but {nodes}; they are shown with the models of their rounds"
 
 
 def node_row(
     node: NodeRuntime,
     moment: Moment,
+    shown: CompleteModel,
     traffic: Traffic,
     time_s: float,
     wall_s: float,
     shares: Mapping[str, float | None],
 ) -> dict[str, Any]:
-    """One node's row. Takes, and clears, the losses, message ages and recorded values since the last row."""
+    """One node's row, which shows a model at ``time_s``. Takes, and clears, the losses, message ages and recorded
+    values since the last row."""
     node.look_for_divergence()
     losses, columns = node.own.losses, node.columns
     node.own.losses, node.columns = [], {}
     staleness, largest = node.mailbox.take_ages()
     return {
         "node": node.rank,
-        "round": node.round,
-        "step": node.node.step,
+        "round": shown.round,
+        "step": shown.step,
         "time_s": time_s,
         "wall_s": wall_s,
-        "moment": moment_text(moment),
+        "model_age_s": max(time_s - shown.time_s, 0.0),
+        "network_bytes": shown.network_bytes,
+        "moment": moment_text(moment, shown.round),
         "train_loss": math.fsum(losses) / len(losses) if losses else None,
         **asdict(traffic),
         "staleness_s": staleness,
@@ -323,9 +340,10 @@ class RunRecord:
             for moment in (r for r in range(earliest + 1, last) if is_due(self._setup, r)):
                 self._snapshots.skip(moment)  # the node's model of that round was not kept
             if is_due(self._setup, last):
-                for row in metrics.filter((pl.col("node") == rank) & (pl.col("round") == last)).to_dicts():
+                of_round = (pl.col("moment") == f"round {last}") | (pl.col("round") == last)
+                for row in metrics.filter((pl.col("node") == rank) & of_round).to_dicts():
                     self._target.reached(last, row)
-                    self._snapshots.take(last, rank, Snapshot(row, checkpoint.read(rank).model))
+                    self._snapshots.take(last, rank, Snapshot(row, shown_in(checkpoint.read(rank))))
 
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
         """Replay a run: rows that are on record, and graphs up to round ``graphs``, are not written again.
@@ -337,9 +355,9 @@ class RunRecord:
             values = metrics.select("node", "time_s", self._metric).iter_rows()
             self._values = {(rank, time_s): value for rank, time_s, value in values}
 
-    def is_on_record(self, rank: int, time_s: float, moment: Moment) -> bool:
+    def is_on_record(self, row: Mapping[str, Any]) -> bool:
         """Whether the record has this row of a node (or the network)."""
-        return (rank, time_s, moment_text(moment)) in self._on_record
+        return (row["node"], row["time_s"], row["moment"]) in self._on_record
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """A node's models, by round, at evaluation points that other nodes have not reached yet."""
@@ -384,7 +402,7 @@ class RunRecord:
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
         rank, time_s = row["node"], row["time_s"]
-        if not self.is_on_record(rank, time_s, moment):
+        if not self.is_on_record(row):
             self._metrics.append(row)
             self._show(row)
         elif self._metric is not None:
@@ -394,14 +412,19 @@ class RunRecord:
 
     def _append_network(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> None:
         rows, models, views = zip(*snapshots.values(), strict=True)
+        time_s, least = max(row["time_s"] for row in rows), min(row["round"] for row in rows)
+        known_bytes = [row["network_bytes"] for row in rows if row["network_bytes"] is not None]
         row: dict[str, Any] = {
             "node": NETWORK,
-            "round": min(row["round"] for row in rows),
-            "time_s": max(row["time_s"] for row in rows),
+            "round": least,
+            "time_s": time_s,
             "wall_s": max(row["wall_s"] for row in rows),
-            "moment": moment_text(moment),
+            # These models have been the nodes' since the newest of them was complete.
+            "model_age_s": min(time_s - row["time_s"] + row["model_age_s"] for row in rows),
+            "network_bytes": max(known_bytes, default=None),
+            "moment": moment_text(moment, least),
         }
-        if not self.is_on_record(NETWORK, row["time_s"], moment):
+        if not self.is_on_record(row):
             for rank in snapshots:
                 self._need(rank)
             parameters = [model.parameters for model in models]

@@ -58,11 +58,12 @@ class Done(ProtocolMessage):
 
 
 class FinalModel(ProtocolMessage):
-    """The node ends, with this model (its vectors, float32)."""
+    """The node ends, with the model of its last row (its vectors, float32)."""
 
     round: int
     model: bytearray
     private: int | None  # bytes of memory that its process shared with no other
+    has_mixed: bool  # counted for ``evaluation.of: mixed``
 
 
 class Marked(ProtocolMessage):

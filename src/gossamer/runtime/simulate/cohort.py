@@ -63,6 +63,7 @@ def fits(setup: Setup, links: Links) -> bool:
         and stop.time_s is None
         and stop.target is None
         and stop.most_bytes(experiment.nodes) == inf
+        and evaluation.of != "mixed"
         and evaluation.every_s is None
         and evaluation.timeline is None
         and experiment.gather.timeout_s is None

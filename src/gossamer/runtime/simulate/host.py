@@ -61,7 +61,7 @@ class SimHost:
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
         # Methods that don't depend on the node are bound once, which saves a call each time.
-        self.now = context.clock.now
+        self.now, self.network_bytes = context.clock.now, context.links.network_bytes
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
         self._submit = context.compute.submit
         self.compute: Callable[[Computation], Awaitable[Any]] = self._submit

@@ -408,6 +408,10 @@ class Links(ABC):
         leaving = sum(gone for _, gone in self._leaving(rank))
         return replace(traffic, bytes_sent=traffic.bytes_sent + leaving)
 
+    def network_bytes(self) -> int:
+        """Bytes that all nodes have sent so far."""
+        return sum(self.traffic(rank).bytes_sent for rank in range(self._nodes))
+
     def counters(self, rank: int) -> Traffic:
         """The counters that the node itself may increase. They may lack messages that have left since the
         last :meth:`settle`."""

@@ -10,6 +10,7 @@ import polars as pl
 from gossamer.learning.evaluate import MetricValues
 from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
+from gossamer.node.shown import CompleteModel
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import (
@@ -44,7 +45,10 @@ class SimRecorder:
         self._present, self._reached = present, reached
         self._rows = RunRecord(self._setup, metrics, graphs, self._evaluate_average, context.observer.row)
         self._usage = [Usage() for _ in range(self._setup.experiment.nodes)]
-        self._pending: list[tuple[Moment, dict[str, Any], Model, Sequence[int] | None]] = []
+        self._pending: list[tuple[Moment, dict[str, Any], CompleteModel, Sequence[int] | None]] = []
+        # By rank: the number of the model in its last row, and the last evaluated one with its values.
+        self._last_shown: dict[int, int] = {}
+        self._evaluated: dict[int, tuple[int, MetricValues]] = {}
         self._next_tick = 0
         self._replay: Replay | None = None
         self.wall = stopwatch()
@@ -71,11 +75,18 @@ class SimRecorder:
             self._record(node, "end")
 
     def end(self, reason: str) -> None:
-        """Record all nodes once more if the run ended before its rounds were done (``end_is_due``)."""
+        """Record the nodes for which a row is due at the end (``end_is_due``), unless the run was still replaying. A
+        diverged run ends with the models of the instant."""
         self.flush()
-        if end_is_due(self._setup, reason, {node.rank: node.round for node in self._present()}):
-            self._record_all("end")
-            self.flush()
+        if self._replay is not None and not self._replay.over:
+            return
+        present = self._present()
+        everyone = end_is_due(self._setup, reason, {node.rank: node.round for node in present})
+        for node in present:
+            shown = shown_model(node, instant=reason == "diverged")
+            if everyone or shown.number != self._last_shown.get(node.rank, shown.number):
+                self._record(node, "end", shown)
+        self.flush()
 
     def leave(self, rank: int, *, keep: bool = False) -> None:
         """Stop waiting for a node. Its reports for incomplete evaluations count only if ``keep`` is set."""
@@ -104,39 +115,54 @@ class SimRecorder:
         for node in self._present():
             self._record(node, moment)
 
-    def _record(self, node: NodeRuntime, moment: Moment) -> None:
+    def _record(self, node: NodeRuntime, moment: Moment, shown: CompleteModel | None = None) -> None:
         rank, context = node.rank, self._context
         if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
             return  # the node does not take part in the algorithm
         self._rows.graph(node.round)
-        model = model_of(node)
+        shown = shown or shown_model(node)
+        self._last_shown[rank] = shown.number
+        context.mixing.settle_for(shown.model.parameters)
         if not self._pending:
             context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
         now, traffic = context.clock.now(), context.links.traffic(rank)
         busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
-        row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
-        self._pending.append((moment, row, model, node.node.view))
+        row = node_row(node, moment, shown, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
+        self._pending.append((moment, row, shown, node.node.view))
 
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
         pending, self._pending = self._pending, []
-        due = []
-        for moment, row, model, _ in pending:
-            if not self._rows.is_on_record(row["node"], row["time_s"], moment):
-                if self._replay is not None:
-                    self._replay.need(row["node"])
-                if row["node"] in self._setup.evaluated:
-                    due.append((row, model))
+        rows = []  # those that need the values of their model
+        due: dict[int, tuple[int, CompleteModel]] = {}  # by the model's number
+        for _, row, shown, _ in pending:
+            rank = row["node"]
+            if self._rows.is_on_record(row):
+                continue
+            if self._replay is not None:
+                self._replay.need(rank)
+            if rank in self._setup.evaluated:
+                rows.append((row, shown.number))
+                if self._evaluated.get(rank, (-1,))[0] != shown.number:
+                    due[shown.number] = rank, shown
+        known = {
+            number: values
+            for row, _ in rows
+            for number, values in [self._evaluated.get(row["node"], (-1, {}))]
+        }
         if due:
-            ranks = [row["node"] for row, _ in due]
-            evaluated = self._context.executor.evaluate([model for _, model in due], ranks)
-            for (row, _), values in zip(due, evaluated, strict=True):
+            ranks, models = zip(*due.values(), strict=True)
+            evaluated = self._context.executor.evaluate([shown.model for shown in models], ranks)
+            for rank, shown, values in zip(ranks, models, evaluated, strict=True):
                 if isinstance(values, Exception):
-                    raise describe_failure(values, row["node"], row["round"]) from values
-                row |= values
+                    raise describe_failure(values, rank, shown.round) from values
+                known[shown.number] = values
+                self._evaluated[rank] = shown.number, values
+        for row, number in rows:
+            row |= known[number]
         with self._context.profile.part("record"):
-            for moment, row, model, view in pending:
-                self._rows.row(moment, row, model, view)
+            for moment, row, shown, view in pending:
+                self._rows.row(moment, row, shown.model, view)
         if self._rows.reached:
             self._reached()
 
@@ -147,9 +173,9 @@ class SimRecorder:
         return values
 
 
-def model_of(node: NodeRuntime) -> Model:
-    """A node's model. Raises RunFailed if it was modified in place."""
+def shown_model(node: NodeRuntime, *, instant: bool = False) -> CompleteModel:
+    """The model that a record shows of a node, or the model as it is. Raises RunFailed if it was modified in place."""
     try:
-        return node.model
+        return node.shown.instant() if instant else node.shown.now()
     except RuntimeError as error:
         raise describe_failure(error, node.rank, node.round) from error

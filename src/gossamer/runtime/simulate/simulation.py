@@ -34,7 +34,7 @@ from gossamer.results.recorder import read_metrics, read_setup
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
-from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due
+from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due, never_mixed
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
@@ -45,7 +45,7 @@ from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
 from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
 from gossamer.runtime.simulate.mixing import Mixing
-from gossamer.runtime.simulate.recording import SimRecorder, model_of
+from gossamer.runtime.simulate.recording import SimRecorder, shown_model
 from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
 PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
@@ -238,7 +238,7 @@ class Simulation:
                 self._observer.start(self._setup.description())
                 reason = self._end(loop.run_until_complete(self._main()))
                 if self._replay is None or self._replay.complete:  # otherwise the models are not valid yet
-                    models = [self._last_model(node) for node in self.nodes]
+                    models = [self._last_model(node, reason) for node in self.nodes]
                     parameters = torch.stack([model.parameters for model in models])
                     if self._setup.layout.buffer_size:
                         buffers = torch.stack([model.buffers for model in models])
@@ -317,20 +317,29 @@ class Simulation:
 
     def _end(self, reason: str) -> str:
         """Write the last rows. Returns the reason, which divergence may change."""
-        self._recorder.end(reason)
         present = self._present()
         for node in present:
+            shown_model(node)  # fails if the model was modified in place
             node.look_for_divergence()
         reason = "diverged" if self._ends_diverged else reason
+        self._recorder.end(reason)
         no_round = reason == "time" and not any(node.round for node in present)
         if no_round and any(node.mailbox.unread() for node in present):
             self._observer.say(f"no node has completed a round: {self._waiting()}")
         if self._checkpoints is not None:
             self._checkpoints.end()
         if reason == "rounds" and ended_early(self._setup, {node.rank: node.round for node in present}):
-            self._events.append(None, "ended-early", EARLY)
-            self._observer.say(EARLY)
+            self._say("ended-early", EARLY)
+        if self._setup.experiment.evaluation.of == "mixed":
+            outcome = [node for node in present if node.rank in self._setup.outcome_ranks]
+            if (text := never_mixed(node.shown.has_mixed for node in outcome)) is not None:
+                self._say("never-mixed", text)
         return reason
+
+    def _say(self, event: str, text: str) -> None:
+        """Record an event of the whole run, and show it."""
+        self._events.append(None, event, text)
+        self._observer.say(text)
 
     def _event(self, rank: int, kind: str, text: str) -> None:
         self._events.append(rank, kind, text)
@@ -377,11 +386,13 @@ class Simulation:
             return self.nodes
         return [self.nodes[rank] for rank in sorted(self._faults.presence.up)]
 
-    def _last_model(self, node: NodeRuntime) -> Model:
-        """A node's final model; NaN if it was lost with the node."""
+    def _last_model(self, node: NodeRuntime, reason: str) -> Model:
+        """The model of a node's last row; NaN if it was lost with the node."""
         faults, rank = self._faults, node.rank
         if faults is None or rank in faults.presence.up or rank in faults.left:
-            return model_of(node)
+            model = shown_model(node, instant=reason == "diverged").model
+            self._context.mixing.settle_for(model.parameters)
+            return model
         return Model(*(torch.full_like(part, math.nan) for part in node.model))
 
     def _seconds(self, computation: Computation) -> float:
@@ -411,7 +422,8 @@ class Simulation:
                 self._clock.now_ns = cohort.now_ns
                 if is_due(self._setup, cohort.round):
                     cohort.update()
-                    for rank in range(len(self.nodes)):
+                    for rank, node in enumerate(self.nodes):
+                        node.shown.end_round()
                         self._round_ended(rank)
                     self._recorder.flush()
                 else:

@@ -36,7 +36,7 @@ from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
-from gossamer.runtime.recording import RunRecord, extrapolated
+from gossamer.runtime.recording import RunRecord, extrapolated, never_mixed
 from gossamer.runtime.setup import Setup
 
 TRAFFIC = tuple(field.name for field in fields(Traffic))
@@ -87,6 +87,7 @@ class Coordinator:
         self._traffic: dict[int, dict[str, int]] = {}  # the counters in each node's last row
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
+        self._has_mixed: dict[int, bool] = {}
         # The nodes' time and the wall time, as in the rows.
         self._time_s, self._wall_s = 0.0, 0.0 if checkpoint is None else checkpoint.wall_s
 
@@ -132,6 +133,10 @@ class Coordinator:
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
         self._lifecycle.give_up()
+        if self._setup.experiment.evaluation.of == "mixed":
+            outcome = [mixed for rank, mixed in self._has_mixed.items() if rank in self._setup.outcome_ranks]
+            if (text := never_mixed(outcome)) is not None:
+                self.record(None, "never-mixed", text)
         return "diverged" if self._diverged else reason
 
     def _models(self) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -213,8 +218,9 @@ class Coordinator:
                     self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
-            case protocol.FinalModel(model=model, private=private):
+            case protocol.FinalModel(model=model, private=private, has_mixed=has_mixed):
                 self._final[rank] = self._model(model)
+                self._has_mixed[rank] = has_mixed
                 if private is not None:
                     self._private.append(private)
 

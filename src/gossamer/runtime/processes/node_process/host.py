@@ -256,6 +256,9 @@ class NodeHost:
     def counters(self) -> Traffic:
         return self.transport.traffic
 
+    def network_bytes(self) -> int | None:
+        return None
+
     def timer(
         self, seconds: float, call: Callable[[], None], *, background: bool = False
     ) -> asyncio.TimerHandle:

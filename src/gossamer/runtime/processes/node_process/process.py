@@ -22,6 +22,7 @@ from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
+from gossamer.node.shown import CompleteModel
 from gossamer.runtime.events import starting_state, timeline_log
 from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
@@ -90,6 +91,9 @@ class NodeProcess:
         )
         self._node = NodeRuntime(setup, rank, resources.initial(rank), self._host)
         self._usage = Usage()
+        self._last_shown: int | None = None  # the number of the model in the last row
+        self._evaluated: tuple[int, dict[str, float]] | None = None  # of the last evaluated model
+        self._diverged = False  # whether the run ends since a model is not finite
         self._checkpoints: NodeCheckpoints | None = None
         if not experiment.has_faults and (experiment.checkpoint.on or checkpoint is not None):
             self._checkpoints = NodeCheckpoints(self._node, experiment, context, self._tell)
@@ -153,7 +157,9 @@ class NodeProcess:
                 counts = f"{slow} of {self._host.computations} computations"
                 self._tell(protocol.Event("slow", f"{counts} took longer than the compute profile says"))
             self._node.look_for_divergence()
-            self._tell(protocol.FinalModel(self._node.round, _raw(self._node.model), private_bytes()))
+            final = _raw(self._shown().model)
+            has_mixed = self._node.shown.has_mixed
+            self._tell(protocol.FinalModel(self._node.round, final, private_bytes(), has_mixed))
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             round = self._node.failure_round if self._go.done() else None
             self._tell(protocol.Failed.of(error, self._rank, round))
@@ -187,7 +193,10 @@ class NodeProcess:
         with suppress(TimeoutError):
             async with asyncio.timeout(TASKS_END_S):
                 await self._node.end()
-        if finish.row:
+        self._diverged = finish.reason == "diverged" or (
+            self._node.look_for_divergence() and experiment.stop.diverged == "end"
+        )
+        if finish.row or (finish.reason == "rounds" and self._shown().number != self._last_shown):
             await self._record("end")
         elif finish.reason == "left":
             await self._flush()
@@ -247,7 +256,8 @@ class NodeProcess:
         node, setup = self._node, self._setup
         if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
             return  # the node does not take part in the algorithm
-        model, time_s = node.model, self._clock.now()
+        shown, time_s = self._shown(), self._clock.now()
+        self._last_shown = shown.number
         busy = BusySeconds(self._host.computing_s, None, None)
         last = moment == "end" or node.round == setup.experiment.stop.rounds
         # Messages that a shaped network holds back when the run ends count as unsent, as in a simulation.
@@ -256,15 +266,25 @@ class NodeProcess:
             if last and not held_back:
                 await self._flush()
             shares = self._usage.shares(time_s, busy)
-            row = node_row(node, moment, self._transport.traffic, time_s, self._clock.wall(), shares)
+            row = node_row(node, moment, shown, self._transport.traffic, time_s, self._clock.wall(), shares)
             if node.rank in setup.evaluated:
-                row |= await self._host.evaluate(model)
+                row |= await self._evaluate(shown)
             snapshot = None
             if node.rank in setup.outcome_ranks:
                 await self._wait_for_room()
-                snapshot = _raw(model)
+                snapshot = _raw(shown.model)
             view = None if node.node.view is None else list(node.node.view)
             self._tell(protocol.Row(moment, row, snapshot, view))
+
+    def _shown(self) -> CompleteModel:
+        """The model that a record shows of the node; at the end of a diverged run, the model as it is."""
+        return self._node.shown.instant() if self._diverged else self._node.shown.now()
+
+    async def _evaluate(self, shown: CompleteModel) -> dict[str, float]:
+        """The columns of all evaluation sets. A model that was shown before needs no new evaluation."""
+        if self._evaluated is None or self._evaluated[0] != shown.number:
+            self._evaluated = shown.number, await self._host.evaluate(shown.model)
+        return self._evaluated[1]
 
     async def _wait_for_room(self) -> None:
         """Wait until the coordinator has read enough of this node's models for one more."""
