@@ -18,7 +18,7 @@ from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
 from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import NETWORK, close_after, close_record
+from gossamer.results.recorder import MEASURED_BEFORE, NETWORK, close_after, close_record
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
@@ -108,12 +108,19 @@ def resume(
         if not text.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {text}: accepted: stop and checkpoint, for a run that is resumed")
     with turns, locked(folder.path):
-        experiment = Experiment.load(folder.path / "experiment.yaml", overrides)
+        experiment = _recorded_experiment(folder.path, overrides)
         with _observing(experiment, observer) as watcher:
             checkpoint = _resumable(folder, experiment, watcher)
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(experiment, server, listen) as engine:
                 return _carry_out(engine, experiment, folder, trackers, checkpoint)
+
+
+def _recorded_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
+    """The experiment of a run's record, which continues to show what its rows show."""
+    raw = Experiment.read(folder / "experiment.yaml", overrides)
+    raw["evaluation"] = {"of": MEASURED_BEFORE, **(raw.get("evaluation") or {})}
+    return Experiment.of(raw, folder.resolve())
 
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
@@ -153,7 +160,7 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
         raise BadInput(
             f"{path}: it has no checkpoint; accepted: a run with checkpoint.every_rounds or checkpoint.every_s"
         )
-    if run.status == "done" and stop == Experiment.load(path / "experiment.yaml").stop:
+    if run.status == "done" and stop == _recorded_experiment(path).stop:
         raise BadInput(
             f"{path}: the run is done; accepted: another end, e.g. --set stop.rounds={2 * (stop.rounds or 100)}"
         )

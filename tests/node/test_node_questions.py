@@ -268,6 +268,7 @@ def test_node_has_only_the_documented_members() -> None:
             "finished",
             "spawn",
             "compress",
+            "mixed",
         ),
     }
     assert {name for name in dir(Node) if not name.startswith("_")} == documented

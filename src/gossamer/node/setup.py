@@ -83,9 +83,23 @@ class Setup:
 
     def notes(self) -> list[str]:
         """Sentences for the user about the choices that were made."""
-        if self.experiment.engine.trainer != "auto":
-            return []
-        return [f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")]
+        experiment, notes = self.experiment, list[str]()
+        if experiment.engine.trainer == "auto":
+            notes.append(
+                f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")
+            )
+        if experiment.evaluation.of == "round" and self.ends_with_steps:
+            notes.append(
+                f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
+                " are shown after them (evaluation.of: mixed shows the last mixing)"
+            )
+        return notes
+
+    @property
+    def ends_with_steps(self) -> bool:
+        """Whether a round ends with local steps, although the algorithm mixes models."""
+        algorithm = self.experiment.algorithm
+        return bool(algorithm.ends_with_steps() and algorithm.sends_models())
 
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""
@@ -99,6 +113,7 @@ class Setup:
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluation_sets": list(self.task.tests),
+            "ends_with_steps": self.ends_with_steps,
             "poisoned": [list(ranks) for ranks in self.poisoned],
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }

@@ -24,7 +24,7 @@ from gossamer.node import checkpoint
 from gossamer.node.checkpoint import Checkpoint, Place
 from gossamer.results.folder import RunFolder, atomic, run_id, sync, write_json, write_table
 from gossamer.results.formatting import flat
-from gossamer.results.recorder import MOMENTS, NETWORK, compact, read_setup
+from gossamer.results.recorder import MEASURED_BEFORE, MOMENTS, NETWORK, compact, read_setup
 from gossamer.results.schema import ManifestFile, RecordedExperiment
 
 _MAY_CHANGE = ("name", "stop", "checkpoint", "data_root", "trackers")
@@ -79,7 +79,7 @@ class RunCheckpoint:
 
     def check(self, experiment: Experiment) -> None:
         """Refuse to resume another experiment, naming the first field that differs."""
-        before = flat(_fixed_fields(self.experiment))
+        before = {"evaluation.of": MEASURED_BEFORE, **flat(_fixed_fields(self.experiment))}
         now = flat(_fixed_fields(experiment.model_dump(mode="json")))
         for name in {**before, **now}:
             if before.get(name) != now.get(name):

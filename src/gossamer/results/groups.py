@@ -109,7 +109,8 @@ def group_curve(group: Group, y: str) -> pl.DataFrame:
 def _settings(run: Run) -> dict[str, Any]:
     """The fields by which a run is grouped."""
     left_out = tuple(f"{name}." for name in _NOT_THE_EXPERIMENT)
-    return {key: value for key, value in flat(run.experiment).items() if not f"{key}.".startswith(left_out)}
+    settings = {**flat(run.experiment), "evaluation.of": run.shown}
+    return {key: value for key, value in settings.items() if not f"{key}.".startswith(left_out)}
 
 
 def _key(value: Any) -> str:

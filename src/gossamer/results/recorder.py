@@ -1,10 +1,14 @@
 """The record of a run: append-only segments during the run, Parquet tables at its end.
 
-``metrics`` has a row per node and evaluation. ``moment`` is the occasion of the evaluation: ``round``
-(``evaluation.every_rounds``), ``tick K`` (instant K of the time grid of ``evaluation.every_s``), or ``end``
-(of a run that ended before its rounds were done). Several occasions of a row are separated by ``", "``.
-Records of older versions have no occasions. ``node`` = -1 is the network. ``bytes_*`` and ``messages_*``
-count from the start of the run; ages and shares cover the time since the node's previous row.
+``metrics`` has a row per node and evaluation, which shows one model of the node (``evaluation.of``): ``round``,
+``step`` and the values on evaluation sets belong to this model, which was complete ``model_age_s`` before
+``time_s``, when all nodes together had sent ``network_bytes``. Everything else belongs to the instant ``time_s``.
+``moment`` is the occasion of the evaluation: ``round`` (``evaluation.every_rounds``; ``round K`` if the model
+belongs to an earlier round), ``tick K`` (instant K of the time grid of ``evaluation.every_s``), or ``end`` (of a
+run that ended before its rounds were done, or of a node that changed after its rounds). Several occasions of a
+row are separated by ``", "``. Records of older versions have no occasions. ``node`` = -1 is the network.
+``bytes_*`` and ``messages_*`` count from the start of the run; ages and shares cover the time since the node's
+previous row.
 
 ``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``,
 ``dropped-frame``, ...), ``detail`` and further columns of some events; ``malformed`` belongs to the receiver.
@@ -69,6 +73,9 @@ EVENTS: dict[str, Any] = {
 
 _SPAN = {"node": pl.Int32, "kind": pl.String, "start_s": pl.Float64, "end_s": pl.Float64}
 TIMELINE: dict[str, Any] = {**_SPAN, "to": pl.Int32, "bytes": pl.Int64}
+
+MEASURED_BEFORE = "instant"
+"""The value of ``evaluation.of`` for records of versions that did not have this field."""
 
 MOMENTS = ", "
 """Separator of the moments of one row."""
@@ -267,7 +274,7 @@ class Evaluations:
         """Add a row. The network's row completes its evaluation, which is returned: for each column, the
         values of the nodes, or that of the network if no node has one."""
         # At a common instant, nodes are in different rounds.
-        moment = row["round"] if row["moment"] == "round" else row["moment"]
+        moment = f"round {row['round']}" if row["moment"] == "round" else row["moment"]
         values = self._incomplete.setdefault(moment, {})
         for name, value in row.items():
             of_nodes = row["node"] == NETWORK and name in values

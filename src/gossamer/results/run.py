@@ -256,6 +256,14 @@ class Run:
         engine = self.experiment.get("engine", "simulate")
         return (engine.get("name") if isinstance(engine, dict) else engine) == "simulate"
 
+    @cached_property
+    def shown(self) -> str:
+        """Which models the rows show: ``evaluation.of``. Older versions, whose records lack this field, showed the model of
+        the "instant". This differs from "round" only in rows of a grid or an end."""
+        of = str((self.experiment.get("evaluation") or {}).get("of", recorder.MEASURED_BEFORE))
+        elsewhere = pl.col("moment").str.contains("tick|end").any()
+        return "round" if of == "instant" and not self.metrics.select(elsewhere).item() else of
+
     @property
     def every_s(self) -> float | None:
         """The step of the time grid for evaluations; None without a grid."""

@@ -25,6 +25,8 @@ from gossamer.results.schema import SweepRecord
 
 _MAX_PARAMETERS = 100  # in one request to MLflow
 _LONGEST_TAG = 64  # limit of Weights & Biases
+_PLACE = ("time_s", "wall_s", "network_bytes")
+"""The columns that place an evaluation on other axes than the round by which trackers count."""
 log = logging.getLogger(__name__)
 
 
@@ -91,7 +93,7 @@ class Trackers(Observer):
 
 class Averaging(Tracker):
     """Base class of the built-in trackers. At each evaluation point, they report the means over the nodes and
-    the network's own values."""
+    the network's own values, with the time at which the last node got there and the bytes sent by then."""
 
     package: ClassVar[str]  # also the name of gossamer's extra
     _evaluations: Evaluations = PrivateAttr(default_factory=Evaluations)
@@ -105,7 +107,10 @@ class Averaging(Tracker):
 
     def row(self, row: Mapping[str, Any]) -> None:
         if (values := self._evaluations.add(row)) is not None:
-            self.report({name: fmean(numbers) for name, numbers in values.items()}, row["round"])
+            means = {name: fmean(numbers) for name, numbers in values.items()}
+            # The evaluation is complete when its last node is, and not at the mean of the nodes' times.
+            place = {name: row[name] for name in _PLACE if row.get(name) is not None}
+            self.report(means | place, row["round"])
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         """Report the numeric columns of an evaluation point."""

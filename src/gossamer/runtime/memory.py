@@ -25,15 +25,17 @@ def check_address_space() -> None:
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
-    """Refuse a simulation whose models and optimizer states alone exceed the available memory. This is a
-    lower bound: data, messages and computations need more."""
+    """Refuse a simulation whose models and optimizer states alone exceed the available memory: a node's own model and,
+    for the record, the model with which its last round ended. This is a lower bound: data, messages and computations
+    need more."""
     engine, optimizer = experiment.engine, experiment.optimizer
     available = available_bytes()
     if available is None or not isinstance(engine, Simulate) or engine.device != "cpu":
         return
     kept = {} if optimizer.reset_every_round else optimizer.init(torch.zeros(2))
-    vectors = 1 + sum(value.shape == (2,) for value in kept.values())
-    needed = 4 * experiment.nodes * (vectors * layout.size + layout.buffer_size)
+    models = 1 if experiment.evaluation.of == "instant" else 2
+    vectors = models + sum(value.shape == (2,) for value in kept.values())
+    needed = 4 * experiment.nodes * (vectors * layout.size + models * layout.buffer_size)
     if needed > available:
         raise BadInput(
             f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB"

@@ -348,6 +348,11 @@ def _planned(
     return planned
 
 
+_LATER_FIELDS = (("evaluation", "of"),)
+"""Fields that did not exist when the first sweeps ran. At their defaults they stay out of the key, so that the
+finished runs of a sweep are not done again."""
+
+
 def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     """A key that distinguishes the runs of a sweep: a hash of the whole experiment and of the files that it
     names. Fields that do not change its results (name, threads, trackers) are left out; data in the data root
@@ -360,6 +365,9 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
         "engine": {"workers", "cohort", "cuda_graphs"},
     }
     described = experiment.model_dump(mode="json", exclude=left_out)
+    for section, field in _LATER_FIELDS:
+        if described[section][field] == type(getattr(experiment, section)).model_fields[field].default:
+            del described[section][field]
     paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
     for path in paths - digests.keys():
         try:
