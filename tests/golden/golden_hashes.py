@@ -41,8 +41,8 @@ TIMED = (
 )
 """Sums of virtual times, rounded to nanoseconds, so that the last bit of a logarithm doesn't matter."""
 REAL = ("wall_s",)
-NEWER = ("messages_refused",)
-"""Columns missing from the record; no message of these experiments is refused."""
+NEWER = ("messages_refused", "model_age_s", "network_bytes")
+"""Columns missing from the record; no message of these experiments is refused, and models are those of the instant."""
 EVENTS = ("time_s", "node", "event")
 INTERVALS = ("node", "kind", "start_s", "end_s", "to", "bytes")
 ORDER = ("node", "round", "time_s", "moment")
@@ -132,6 +132,8 @@ def play(name: str, engine: str, out: Path) -> Any:
 
     base, rounds = RESUMED.get(name, (name, None))
     settings = {**BASE, "name": name, **EXPERIMENTS[base]}
+    # The record is older than evaluation.of.
+    settings["evaluation"] = {"of": "instant", **settings["evaluation"]}
     if engine == "processes":
         settings |= {"engine": {"name": engine, "trainer": "sequential"}}
     if rounds is not None:

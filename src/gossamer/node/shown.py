@@ -34,7 +34,7 @@ class CompleteModel(NamedTuple):
     step: int  # local steps requested by then
     time_s: float
     network_bytes: int | None  # bytes that all nodes had sent by then; None if only the coordinator knows
-    number: int  # differs between all models of a process
+    number: int  # of the vectors: equal numbers mean equal models, within a process
     versions: tuple[int, int]  # torch's counts of in-place writes
 
 
@@ -49,6 +49,7 @@ class ShownModel:
         self._in_round = False
         self._complete: CompleteModel | None = None  # unused with "instant"
         self._mixed: CompleteModel | None = None
+        self._writes, self._number = (-1, -1), -1  # of the node's own model when it was last seen
 
     @property
     def has_mixed(self) -> bool:
@@ -74,7 +75,8 @@ class ShownModel:
         if self._of == "mixed":
             own, store = self._runtime.own, self._runtime.host.store
             buffers = model.buffers if len(model.buffers) else own.buffers.read()
-            self._mixed = self._snapshot(Model(store(model.parameters), buffers))
+            stored = Model(store(model.parameters), buffers)
+            self._mixed = self._placed(stored, self._runtime.round + self._in_round, next(_numbers))
 
     def now(self) -> CompleteModel:
         """The model to show at this instant. RuntimeError if it was modified in place."""
@@ -94,26 +96,24 @@ class ShownModel:
         return self._snapshot()
 
     def _keep_if_changed(self) -> None:
-        if self._of == "instant":
-            return
-        own, kept = self._runtime.own, self._complete
-        if (
-            kept is None
-            or kept.model.parameters is not own.parameters.vector
-            or kept.model.buffers is not own.buffers.vector
-        ):
+        if self._of != "instant" and (self._complete is None or self._complete.number != self._own_number()):
             self._complete = self._snapshot()
 
-    def _snapshot(self, model: Model | None = None) -> CompleteModel:
+    def _own_number(self) -> int:
+        own = self._runtime.own
+        writes = own.parameters.writes, own.buffers.writes
+        if writes != self._writes:
+            self._writes, self._number = writes, next(_numbers)
+        return self._number
+
+    def _snapshot(self) -> CompleteModel:
+        return self._placed(self._runtime.own.snapshot(), self._runtime.round, self._own_number())
+
+    def _placed(self, model: Model, completed_rounds: int, number: int) -> CompleteModel:
         node, host = self._runtime.node, self._runtime.host
-        if model is None:
-            model = self._runtime.own.snapshot()
-            completed = node.round
-        else:
-            completed = node.round + self._in_round
         versions = model.parameters._version, model.buffers._version
         return CompleteModel(
-            model, completed, node.step, node.now(), host.network_bytes(), next(_numbers), versions
+            model, completed_rounds, node.step, node.now(), host.network_bytes(), number, versions
         )
 
     # --- checkpoints
@@ -135,7 +135,7 @@ class ShownModel:
         if saved["mixed"] is not None:
             *place, parameters, buffers = saved["mixed"]
             model = Model(self._runtime.host.store(parameters), buffers)
-            self._mixed = self._snapshot(model)._replace(**_place(place))
+            self._mixed = self._placed(model, 0, next(_numbers))._replace(**_place(place))
 
     def overwrite(self, saved: Any) -> None:
         """Give the vectors of the last mixing the saved values, in place."""
