@@ -15,7 +15,7 @@ from typing import Any
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
+from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import Links, Transfer, duration_ns
 
 
@@ -47,6 +47,9 @@ class _FifoTransfer(Transfer):
         after: float = self.carried  # an integer unless the rate has changed
         if time_ns >= until:
             return self.carried, 0, 0, 1
+        if until >= NEVER_NS:
+            until = self.marks[-1][0] + NS
+            after = self.marks[-1][1] + self.rate
         for since, before in reversed(self.marks):
             if time_ns >= since:
                 return before, after - before, time_ns - since, until - since
@@ -104,7 +107,12 @@ class FifoLinks(Links):
         gone = transfer.exactly_gone_by(now_ns) if transfer.marks else 0
         transfer.marks.append((now_ns, gone))
         transfer.rate = self._rate_of(transfer, path)
-        transfer.end_ns = now_ns + duration_ns(transfer.size - gone, transfer.rate)
+        transfer.end_ns = now_ns + (duration := duration_ns(transfer.size - gone, transfer.rate))
+        if duration == NEVER_NS:
+            per_ns = transfer.rate / NS
+        else:
+            per_ns = (transfer.size - gone) / duration if duration else 0.0
+        self._sent.flow(transfer, gone, per_ns, now_ns, (transfer.end_ns, transfer.size))
         if transfer.lost and transfer.size > WINDOW:
             transfer.accept_at(transfer.end_ns)
 
@@ -141,8 +149,8 @@ class FifoLinks(Links):
             self._schedule(transfer, free_ns, Order.DELIVERY, self._taken)
             if transfer.size > WINDOW:
                 # By then the sender has the acknowledgement of all but the last window.
-                slowest = min(transfer.rate, rate)
-                transfer.accept_at(free_ns - duration_ns(WINDOW, slowest) + latency_ns)
+                window_ns = duration_ns(WINDOW, min(transfer.rate, rate))
+                transfer.accept_at(NEVER_NS if free_ns >= NEVER_NS else free_ns - window_ns + latency_ns)
 
     def _taken(self, transfer: _FifoTransfer) -> None:
         self._downlinks[transfer.to].remove(transfer)

@@ -115,6 +115,7 @@ class SimRecorder:
         now, traffic = context.clock.now(), context.links.traffic(rank)
         busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
         row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
+        row["network_bytes"] = context.links.network_bytes()
         self._pending.append((moment, row, model, node.node.view))
 
     def flush(self) -> None:

@@ -76,7 +76,9 @@ class Coordinator:
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
         self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
         self._clock = EstimatedClock(time.monotonic)
-        self._events = EventLog(opened(folder.segment("events")), self._clock.now, self._wall)
+        self._events = EventLog(
+            opened(folder.segment("events")), self._clock.now, self._wall, lambda: self._sent
+        )
         self._checkpoints = CheckpointCoordinator(
             experiment, folder, checkpoint, self._tell, partial(self.record, None, "checkpoint")
         )
