@@ -150,7 +150,9 @@ class Traffic:
     messages_late: int = 0  # arrived after this node continued without them (gather), or had ended
     messages_superseded: int = 0  # arrived and were replaced by a newer one (drain)
     messages_taken: int = 0  # arrived and were used: by this node's algorithm, or by a service of the node
-    messages_refused: int = 0  # arrived malformed, above the limit of unread ones, or were dropped by a wrapper
+    messages_refused: int = (
+        0  # arrived malformed, above the limit of unread ones, or were dropped by a wrapper
+    )
 
     def add(self, other: Traffic) -> None:
         """Add another node's traffic, or more of this node's."""

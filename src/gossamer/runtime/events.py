@@ -12,7 +12,6 @@ from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
-
 PRESENCE = ("absent", "joined", "lost", "left", "returned", "found", "frozen", "thawed")
 """The events after which a node takes part, or no longer does."""
 

@@ -121,7 +121,9 @@ class Clock:
         elif first is None or self.pending == 0:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
         elif first[0] >= NEVER_NS:
-            raise Deadlock(f"nothing happens in {NEVER_NS / NS:.2g} s, the longest virtual time: {self.waiting()}")
+            raise Deadlock(
+                f"nothing happens in {NEVER_NS / NS:.2g} s, the longest virtual time: {self.waiting()}"
+            )
         else:
             if first[0] > self.now_ns:
                 self.now_ns = first[0]

@@ -255,7 +255,9 @@ class Cohort(Node):
             state.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
             node.round, node.step = self.round, self.step
             node.record(**of(self._columns, rank))
-            context.links.count(rank, Traffic(*traffics[rank], messages_taken=counts[rank]))
+            sent_bytes, received_bytes, sent, received = traffics[rank]
+            traffic = Traffic(sent_bytes, received_bytes, sent, received, messages_taken=counts[rank])
+            context.links.count(rank, traffic)
             runtime.mailbox.note_ages(counts[rank], *ages[rank])
             context.compute.add_busy(rank, self._busy_ns)
         self._losses, self._columns, self._busy_ns = [], {}, 0

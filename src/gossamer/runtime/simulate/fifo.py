@@ -16,7 +16,7 @@ from typing import Any
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
-from gossamer.runtime.simulate.links import Links, Transfer, duration_ns
+from gossamer.runtime.simulate.links import ROUNDING_BYTES, Links, Transfer, duration_ns
 
 
 @dataclass(eq=False, slots=True)
@@ -33,28 +33,22 @@ class _FifoTransfer(Transfer):
 
     def gone_by(self, time_ns: int) -> int:
         """Whole bytes that have left by an instant."""
-        before, between, passed, whole = self._between(time_ns)
-        return int(before + between * passed // whole)
+        return int(self.exactly_gone_by(time_ns) + ROUNDING_BYTES)
 
     def exactly_gone_by(self, time_ns: int) -> float:
-        before, between, passed, whole = self._between(time_ns)
-        return before + between * passed / whole
-
-    def _between(self, time_ns: int) -> tuple[float, float, int, int]:
-        """For the marks before and after an instant: the bytes that had left by the former, those that leave
-        between them, the time since the former, and the time between them, in nanoseconds."""
-        until = self.end_ns
-        after: float = self.carried  # an integer unless the rate has changed
+        until, after = self.end_ns, float(self.carried)
         if time_ns >= until:
-            return self.carried, 0, 0, 1
-        if until >= NEVER_NS:
-            until = self.marks[-1][0] + NS
-            after = self.marks[-1][1] + self.rate
+            return after
+        if (
+            until >= NEVER_NS
+        ):  # the end is not on the line, but at its rate it would leave this much in a second
+            since, before = self.marks[-1]
+            until, after = since + NS, before + self.rate
         for since, before in reversed(self.marks):
             if time_ns >= since:
-                return before, after - before, time_ns - since, until - since
+                return before + (after - before) * (time_ns - since) / (until - since)
             until, after = since, before
-        return 0, 0, 0, 1
+        return 0.0
 
 
 class FifoLinks(Links):
@@ -108,10 +102,7 @@ class FifoLinks(Links):
         transfer.marks.append((now_ns, gone))
         transfer.rate = self._rate_of(transfer, path)
         transfer.end_ns = now_ns + (duration := duration_ns(transfer.size - gone, transfer.rate))
-        if duration == NEVER_NS:
-            per_ns = transfer.rate / NS
-        else:
-            per_ns = (transfer.size - gone) / duration if duration else 0.0
+        per_ns = transfer.rate / NS if duration == NEVER_NS else (transfer.size - gone) / max(duration, 1)
         self._sent.flow(transfer, gone, per_ns, now_ns, (transfer.end_ns, transfer.size))
         if transfer.lost and transfer.size > WINDOW:
             transfer.accept_at(transfer.end_ns)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1  # the rank of the network's own events, which come before those of nodes
+ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
 
 Watch = Callable[[int, int, float, float, int], None]
 """Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
@@ -371,7 +372,8 @@ class Links(ABC):
         dropped; otherwise they are still sent."""
         self._absences[rank] = math.inf
         if silently:
-            self._on_the_way[rank] -= sum(map(self._take_back, reversed(self._waiting(rank))))
+            taken_back = sum(map(self._take_back, reversed(self._waiting(rank))))
+            self._on_the_way[rank] -= taken_back  # not in one line: messages may land on the way
 
     def join(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 UNIT = 2**64
 """A byte, in the integers in which the total is kept: adding and removing a message leaves no error."""
+ROUNDING = UNIT >> 20  # more than the rounding errors of all rates together, and much less than a byte
 MANY_ENDS = 1000  # ends of messages that are kept without removing outdated ones
 
 
@@ -19,7 +20,9 @@ class SentBytes:
     exceed the sum of those by one byte for each. When no message is leaving, it equals their sum."""
 
     def __init__(self) -> None:
-        self._at_zero = self._per_ns = 0  # the line of the total: bytes at time 0 and per nanosecond, in units
+        self._at_zero = self._per_ns = (
+            0  # the line of the total: bytes at time 0 and per nanosecond, in units
+        )
         # Of each message that is leaving: the same, and the time of its end and its bytes then, if they are known.
         self._lines: dict[Hashable, tuple[int, int, tuple[int, int] | None]] = {}
         self._ends: list[tuple[int, int, Hashable]] = []  # a heap: end, number and message
@@ -53,7 +56,7 @@ class SentBytes:
     def by(self, now_ns: int) -> int:
         """The bytes sent by now. Time must not run backwards between two calls."""
         self._stop_ended(now_ns)
-        return (self._at_zero + self._per_ns * now_ns) // UNIT
+        return (self._at_zero + self._per_ns * now_ns + ROUNDING) // UNIT
 
     def _remove(self, message: Hashable) -> bool:
         if (line := self._lines.pop(message, None)) is None:
@@ -69,6 +72,8 @@ class SentBytes:
             if (line := lines.get(message)) is not None and line[2] is not None and line[2][0] == end_ns:
                 self.stop(message, line[2][1])
         if len(ends) > self._ends_at_most:  # most are outdated, since rates have changed
-            current = [end for end in ends if (line := lines.get(end[2])) and line[2] and line[2][0] == end[0]]
+            current = [
+                end for end in ends if (line := lines.get(end[2])) and line[2] and line[2][0] == end[0]
+            ]
             heapq.heapify(current)
             self._ends, self._ends_at_most = current, MANY_ENDS + 2 * len(current)
