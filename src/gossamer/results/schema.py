@@ -72,8 +72,9 @@ class GraphRow(TypedDict):
 
 class Totals(TypedDict):
     """The engine's counts of a whole run, over all nodes (:class:`~gossamer.messages.tags.Traffic`), those that
-    crashed or left included. ``messages_in_flight`` and ``messages_unread`` are those at the end. ``rounds_most``
-    is of all nodes, and ``rounds_least`` of those that were present at the end.
+    crashed or left included. ``messages_in_flight`` and ``messages_unread`` are those at the end, which is at
+    ``time_s`` on the engine's clock. ``rounds_most`` is of all nodes, and ``rounds_least`` of those that were present at
+    the end.
 
     If ``exact`` is false, a process was killed after its last report, so that more may have been sent.
     ``report_age_s`` is the longest time for which the end of a process, or of the run, came after its last
@@ -92,6 +93,7 @@ class Totals(TypedDict):
     messages_refused: Count
     messages_in_flight: Count
     messages_unread: Count
+    time_s: float
     rounds_most: Count | None
     rounds_least: Count | None
     exact: bool

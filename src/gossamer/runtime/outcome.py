@@ -25,10 +25,15 @@ _MAX_CLAUSES = 5  # waits described
 
 
 def totals(
-    traffic: Iterable[Traffic], rounds: Iterable[int], present: Iterable[int], *, exact: bool = True
+    time_s: float,
+    traffic: Iterable[Traffic],
+    rounds: Iterable[int],
+    present: Iterable[int],
+    *,
+    exact: bool = True,
 ) -> Totals:
-    """The totals of a run, from each node's traffic. ``rounds`` are those that each node has completed, and
-    ``present`` those of the nodes that are present at the end."""
+    """The totals of a run that ends at ``time_s``, from each node's traffic. ``rounds`` are those that each node has
+    completed, and ``present`` those of the nodes that are present at the end."""
     total = Traffic()
     for counters in traffic:
         total.add(counters)
@@ -37,6 +42,7 @@ def totals(
         **asdict(total),  # type: ignore[typeddict-item]
         "messages_in_flight": max(total.messages_sent - total.messages_received - total.messages_lost, 0),
         "messages_unread": max(total.messages_received - used, 0),
+        "time_s": time_s,
         "rounds_most": max(rounds, default=None),
         "rounds_least": min(present, default=None),
         "exact": exact,

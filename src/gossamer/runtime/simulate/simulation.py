@@ -352,6 +352,7 @@ class Simulation:
         used = [node for node in self.nodes if setup.takes_part(node.rank, node.round)]
         present = {node.rank for node in self._present()}
         return totals(
+            self._clock.now(),
             map(links.traffic, range(setup.experiment.nodes)),
             [node.round for node in used],
             [node.round for node in used if node.rank in present],

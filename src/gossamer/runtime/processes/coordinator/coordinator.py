@@ -147,6 +147,7 @@ class Coordinator:
             self._reports.ends(node.rank, now)
         exact = not lifecycle.killed and all(node.final for node in lifecycle.nodes.values())
         counted = totals(
+            self._time_s,
             self._reports.all(),
             [node.round for node in nodes],
             [node.round for node in nodes if node.rank not in lifecycle.away],
