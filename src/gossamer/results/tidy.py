@@ -347,18 +347,18 @@ def mean_over_rounds(
 
 
 def _over_the_run(run: Run, name: str) -> FinalValue | None:
-    """A metric whose rows cover the time since the node's previous row or its return, over the whole run: shares are
-    weighted by seconds, mean ages by messages."""
-    cumulative = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
+    """A metric whose rows cover the time since the node's previous row, over the whole run: shares are weighted by the
+    seconds for which the node was present, mean ages by messages."""
     value, weight = pl.col(name), pl.col("weight")
     mean = (value * weight).sum() / weight.sum()
-    rows = run.metrics.filter(pl.col("node") >= 0).sort("time_s", maintain_order=True)
-    before = cumulative.shift().over("node").fill_null(0)
-    if name.endswith("_share"):
-        rows = rows.join_asof(_returns(run), on="time_s", by="node", check_sortedness=False)
-        before = pl.max_horizontal(before, "back_s")
+    present_s = pl.col("time_s") - pl.col("away_s").fill_null(0)
+    cumulative = pl.col("messages_taken") if name.startswith("staleness") else present_s
     nodes = (
-        rows.with_columns(weight=(cumulative - before).clip(0))
+        run.metrics.filter(pl.col("node") >= 0)
+        .sort("time_s", maintain_order=True)
+        .join_asof(_absences(run), on="time_s", by="node", check_sortedness=False)
+        .with_columns(weight=cumulative)
+        .with_columns(weight=(weight - weight.shift().over("node").fill_null(0)).clip(0))
         .filter(value.is_not_null())
         .group_by("node", maintain_order=True)  # so that sums have a fixed order and reproducible bits
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
@@ -375,11 +375,23 @@ def _over_the_run(run: Run, name: str) -> FinalValue | None:
     return FinalValue(**summary.row(0, named=True))
 
 
-def _returns(run: Run) -> pl.DataFrame:
-    """``node``, ``time_s`` and ``back_s``: when a node has come back. A frozen process does not know that it was."""
-    kinds = ["joined", "returned", *(["thawed"] if run.virtual else [])]
-    events = run.events.filter(pl.col("event").is_in(kinds)).drop_nulls("node")
-    return events.select("node", "time_s", back_s="time_s").sort("time_s")
+def _absences(run: Run) -> pl.DataFrame:
+    """``node``, ``time_s`` and ``away_s``: for each return of a node, its time and the seconds for which the node has been
+    away until then. (A frozen process does not know that it was, so only a simulated node that is frozen is away.)"""
+    leaves, comes_back = {"absent", "lost", "left"}, {"joined", "returned"}
+    if run.virtual:
+        leaves, comes_back = leaves | {"frozen"}, comes_back | {"thawed"}
+    since: dict[int, float] = {}
+    away: dict[int, float] = {}
+    rows = []
+    for node, event, time_s in run.events.drop_nulls("node").select("node", "event", "time_s").iter_rows():
+        if event in leaves:
+            since.setdefault(node, time_s)
+        elif event in comes_back and node in since:
+            away[node] = away.get(node, 0.0) + time_s - since.pop(node)
+            rows.append((node, time_s, away[node]))
+    schema = {"node": pl.Int32, "time_s": pl.Float64, "away_s": pl.Float64}
+    return pl.DataFrame(rows, schema, orient="row").sort("time_s")
 
 
 @dataclass(frozen=True)
