@@ -105,7 +105,7 @@ def test_bar_shows_progress_of_run(capsys: pytest.CaptureFixture[str]) -> None:
     bar.start({"nodes": 3, "parameters": 3})
     assert capsys.readouterr().err.endswith("\r3 nodes, 3 parameters each")
     row = {"round": 2, "moment": "round", "time_s": 1.0, "wall_s": 1.0, "consensus_distance": 0.0}
-    bar.row({**row, "node": 0, "bytes_sent": 500, "test_loss": 0.25})
+    bar.row({**row, "node": 0, "network_bytes": 500, "test_loss": 0.25})
     bar.row({**row, "node": NETWORK})
     bar.progress(6, 1.0)
     line = f"{'█' * 10}{'░' * 10}  round 2/4  virtual time 1 s  1 s left  test loss 0.2500"

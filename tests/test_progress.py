@@ -50,7 +50,7 @@ def row(node: int, round: int, moment: str, **values: float) -> dict[str, Any]:
         "moment": moment,
         "time_s": 2.0,
         "wall_s": 40.0,
-        "bytes_sent": 500_000 * round,
+        "network_bytes": 1_000_000 * round,
         **values,
     }
 
@@ -65,14 +65,14 @@ def test_line_summarizes_all_nodes_at_one_evaluation(
     lines.row(row(1, rounds[1], moment, test_accuracy=0.7, train_loss=1.0))
     assert capsys.readouterr().err == ""
     lines.row(row(NETWORK, 5, moment, consensus_distance=0.25))
-    sent = "5 MB" if moment == "round" else "6 MB"
+    sent = "5 MB" if moment == "round" else "7 MB"
     assert capsys.readouterr().err == (
         "round 5  virtual time 2 s  wall time 40.0 s  test accuracy 0.6000 (0.5000 to 0.7000)"
         f"  consensus distance 0.25  {sent} sent  40 s left\n"
     )
 
 
-def test_bytes_of_lost_nodes_count_and_last_line_has_no_time_left(
+def test_line_has_the_bytes_of_the_network_and_the_last_one_no_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lines = Lines(described({"rounds": 10}))
@@ -82,8 +82,8 @@ def test_bytes_of_lost_nodes_count_and_last_line_has_no_time_left(
         lines.progress(rounds=20 + round - 5, time_s=2.0)
         lines.row(row(NETWORK, round, "round", consensus_distance=0.25))
     first, last = capsys.readouterr().err.splitlines()
-    assert first.endswith("10 MB sent  40 s left")
-    assert last.endswith("12.5 MB sent  0 s left")
+    assert first.endswith("5 MB sent  40 s left")
+    assert last.endswith("10 MB sent  0 s left")
 
 
 def test_lost_nodes_count_as_mean_progress_of_others(tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         None if outcome.failure is None else str(outcome.failure),
         write_outcome,
         wall_s=outcome.wall_s,
+        totals=outcome.totals,
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
         cohort=outcome.cohort,

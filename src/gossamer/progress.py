@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.results.formatting import bytes_text, numerals
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import NETWORK, Evaluations
+from gossamer.results.recorder import Evaluations
 from gossamer.runtime.recording import stopwatch
 
 if TYPE_CHECKING:
@@ -66,20 +66,17 @@ class Display(Observer):
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
-        self._sent_by: dict[int, float] = {}  # bytes in the newest row of each node, lost ones included
-        self._sent, self._latest = 0.0, ""
+        self._sent, self._latest = 0.0, ""  # bytes sent by all nodes
         self._evaluations = Evaluations()
 
     def start(self, description: Mapping[str, Any]) -> None:
         self.show(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        rank, sent = row["node"], row.get("bytes_sent")
-        if rank != NETWORK and sent is not None:  # a restarted node may count from less
-            self._sent_by[rank] = max(sent, self._sent_by.get(rank, 0.0))
+        self._sent = max(self._sent, row.get("network_bytes") or 0)
         if (values := self._evaluations.add(row)) is None:
             return
-        self.wall_s, self._sent = row["wall_s"], sum(self._sent_by.values())
+        self.wall_s = row["wall_s"]
         metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
         if name is not None:

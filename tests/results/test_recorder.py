@@ -39,8 +39,15 @@ def test_rows_of_several_processes_are_sorted_and_columns_fixed(folder: RunFolde
         *(
             "bytes_sent",
             "bytes_received",
-            *("messages_sent", "messages_received", "messages_cancelled", "messages_lost", "messages_late"),
-            *("messages_superseded", "messages_taken", "messages_refused", "staleness_s", "staleness_max_s"),
+            *("messages_sent", "messages_received", "messages_cancelled", "messages_lost"),
+            *(
+                "messages_unsent",
+                "messages_late",
+                "messages_superseded",
+                "messages_taken",
+                "messages_refused",
+            ),
+            *("network_bytes", "staleness_s", "staleness_max_s"),
             *("idle_share", "uplink_share", "downlink_share"),
             "consensus_distance",
             "alpha",
@@ -174,7 +181,14 @@ def test_row_without_round_names_its_segment(folder: RunFolder) -> None:
 def test_a_run_without_rows_has_empty_tables(folder: RunFolder) -> None:
     compact(folder)
     assert read_metrics(folder.path).is_empty()
-    assert read_events(folder.path).columns == ["time_s", "wall_s", "node", "event", "detail"]
+    assert read_events(folder.path).columns == [
+        "time_s",
+        "wall_s",
+        "node",
+        "event",
+        "detail",
+        "network_bytes",
+    ]
 
 
 @given(

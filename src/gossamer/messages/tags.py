@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import torch
@@ -111,7 +111,8 @@ class Model(NamedTuple):
 class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
     Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the
-    engine's checkpoints; it is -1 if they are not counted. ``form`` is the form of the payload
+    engine's checkpoints; it is -1 if they are not counted. ``again`` marks a message that a restarted node has
+    from its checkpoint: the node's counters, which go on, include it already. ``form`` is the form of the payload
     (:class:`~gossamer.node.expectations.Expectations`) once it is known; all receivers of a broadcast share
     it."""
 
@@ -121,6 +122,7 @@ class Message:
     sent_at: float
     versions: tuple[tuple[Tensor, int], ...] = ()
     number: int = -1
+    again: bool = False
     form: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def unchanged(self) -> bool:
@@ -133,18 +135,33 @@ class Message:
 
 @dataclass(slots=True)
 class Traffic:
-    """The traffic of one node so far: whole frames with their headers, without handshakes and credit."""
+    """The traffic of one node so far: whole frames with their headers, without handshakes and credit.
+
+    Summed over all nodes: sent = received + lost + in flight, and received = taken + late + superseded + refused +
+    unread. Cancelled and unsent messages are in none of these."""
 
     bytes_sent: int = 0  # including the sent parts of cancelled and lost messages
     bytes_received: int = 0
     messages_sent: int = 0  # whole messages that have left this node, including lost ones
-    messages_received: int = 0
+    messages_received: int = 0  # whole messages that have arrived at this node
     messages_cancelled: int = 0  # cancelled by this node before or during transmission
-    messages_lost: int = 0  # sent by this node and lost by the network, or sent to a dead peer
+    messages_lost: int = 0  # sent by this node and lost by the network, or on the way to a node that was away
+    messages_unsent: int = 0  # calls to a peer known to be away: nothing was sent
     messages_late: int = 0  # arrived after this node continued without them (gather), or had ended
     messages_superseded: int = 0  # arrived and were replaced by a newer one (drain)
-    messages_taken: int = 0  # arrived and were taken by this node's algorithm
-    messages_refused: int = 0  # arrived malformed, or above the limit of unread messages of a sender
+    messages_taken: int = 0  # arrived and were used: by this node's algorithm, or by a service of the node
+    messages_refused: int = (
+        0  # arrived malformed, above the limit of unread ones, or were dropped by a wrapper
+    )
+
+    def add(self, other: Traffic) -> None:
+        """Add another node's traffic, or more of this node's."""
+        for name in COUNTERS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+COUNTERS = tuple(counter.name for counter in fields(Traffic))
+"""The names of the counters of a node's traffic."""
 
 
 class Sending(ABC):

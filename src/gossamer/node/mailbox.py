@@ -167,13 +167,14 @@ class Mailbox:
         self.retired = False
         self._check_at = 2 * MAX_UNREAD  # number of messages at which unread ones are dropped
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
+        self._restored = False  # whether there may be messages that were counted before a restart
 
     # --- delivery
 
     def deliver(self, message: Message) -> None:
         """Add a message and wake the tasks that wait for it, or drop it if it is late."""
         if (self._late or self.retired) and self._is_late(message):
-            self.late(1)
+            self.late((message,))
             return
         self.messages.append(message)
         if len(self.messages) > self._check_at:
@@ -197,13 +198,17 @@ class Mailbox:
                 return True
         return self.retired
 
-    def late(self, count: int) -> None:
-        self.host.counters.messages_late += count
+    def late(self, messages: Collection[Message]) -> None:
+        self.host.counters.messages_late += self._new(messages)
+
+    def _new(self, messages: Collection[Message]) -> int:
+        """The number of messages that the counters do not include yet."""
+        return sum(not message.again for message in messages) if self._restored else len(messages)
 
     def retire(self) -> None:
         """Drop all messages in the mailbox and all later ones: no task will take any more."""
         self.retired = True
-        self.late(len(self.messages))
+        self.late(self.messages)
         self.messages = []
 
     def _drop_unread(self) -> None:
@@ -215,7 +220,7 @@ class Mailbox:
             source = message.source
             if waiting[source] > MAX_UNREAD:
                 waiting[source] -= 1
-                self.host.counters.messages_refused += 1
+                self.host.counters.messages_refused += self._new((message,))
                 if source not in self._unread_of:
                     self._unread_of.add(source)
                     text = f"node {self.rank} drops messages of node {source}: over {MAX_UNREAD} are unread"
@@ -254,7 +259,6 @@ class Mailbox:
 
     def refuse(self, source: int, tag: Prefix, reason: str) -> None:
         """Record a malformed message of a peer, which was dropped. MalformedMessage if that ends the run."""
-        self.host.counters.messages_refused += 1
         self._malformed_of[source] += 1
         text = (
             f"node {self.rank} refuses a message of node {source} under tag {_shown(tag):.100}: {reason:.300}"
@@ -271,6 +275,7 @@ class Mailbox:
             if (fault := fault_of(message)) is None:
                 admitted.append(message)
             else:
+                self.host.counters.messages_refused += self._new((message,))
                 self.refuse(message.source, message.tag, fault)
         return admitted
 
@@ -339,8 +344,9 @@ class Mailbox:
         taken = [self._opened(message) for message in self.take_all(prefix, source, only)]
         if newest:
             last = {(message.source, message.tag): message for message in taken}
-            self.host.counters.messages_superseded += len(taken) - len(last)
-            taken = [message for message in taken if last[message.source, message.tag] is message]
+            newest_ones = [message for message in taken if last[message.source, message.tag] is message]
+            self.host.counters.messages_superseded += self._new(taken) - self._new(newest_ones)
+            taken = newest_ones
         taken = self._admitted(taken)
         self._took(taken)
         return taken
@@ -423,11 +429,11 @@ class Mailbox:
         if messages:
             now = self.host.now()
             ages = [now - message.sent_at for message in messages]
-            self.count_taken(len(ages), math.fsum(ages), max(ages))
+            self.host.counters.messages_taken += self._new(messages)
+            self.note_ages(len(ages), math.fsum(ages), max(ages))
 
-    def count_taken(self, count: int, age: float, largest: float) -> None:
-        """Count messages that the node has taken, with the sum of their ages and the largest, in seconds."""
-        self.host.counters.messages_taken += count
+    def note_ages(self, count: int, age: float, largest: float) -> None:
+        """Note that the node has taken some messages: the sum of their ages and the largest, in seconds."""
         taken, total, oldest = self._ages
         self._ages = taken + count, total + age, max(oldest, largest)
 
@@ -465,8 +471,11 @@ class Mailbox:
         if saved:
             raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
-    def restore(self, messages: Iterable[Message], saved: Mapping[str, Any]) -> None:
-        """Continue with saved values. Messages that have arrived already come after the saved ones."""
+    def restore(self, messages: Iterable[Message], saved: Mapping[str, Any], *, again: bool) -> None:
+        """Continue with saved values. Messages that have arrived already come after the saved ones. ``again`` is
+        as in :meth:`NodeRuntime.restore`."""
+        if again:
+            self._restored, messages = True, [replace(message, again=True) for message in messages]
         self.messages = [*messages, *self.messages]
         late = json.loads(saved["late"])
         self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in late})

@@ -108,4 +108,4 @@ class Questions:
         def unwanted(answer: Message) -> bool:
             return (answer.source, answer.tag) not in self._awaited and not self._is_kept(answer)
 
-        self._mailbox.late(len(self._mailbox.take_all((_ANSWER,), None, unwanted)))
+        self._mailbox.late(self._mailbox.take_all((_ANSWER,), None, unwanted))

@@ -45,10 +45,13 @@ class NewcomerModels:
                 if (previous := self._given.get(source)) is not None:
                     previous.cancel()
                 self._given[source] = self._send(source, self._node.model, "give", number)
+                self._host.counters.messages_taken += 1
             case "give", int(number) if self._asked == (source, number):
                 self._node.mailbox.deliver(message)
             case "give", _:
                 self._host.counters.messages_late += 1
+            case _:
+                self._host.counters.messages_refused += 1
         return True
 
     async def ask(self, peer: int, number: int, timeout_s: float) -> Any:
@@ -56,7 +59,9 @@ class NewcomerModels:
         self._asked = peer, number
         self._send(peer, None, "ask", number)
         try:
-            return (await self._node.mailbox.take((_TAG, "give", number), peer, timeout_s)).payload
+            given = await self._node.mailbox.take((_TAG, "give", number), peer, timeout_s)
+            self._host.counters.messages_taken += 1
+            return given.payload
         except (TimeoutError, PeerLost):
             return None
         finally:

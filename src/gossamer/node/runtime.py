@@ -109,9 +109,14 @@ class NodeRuntime:
                 return
             for wrapper in self._incoming:
                 changed = None if changed is None else wrapper.incoming(self.node, changed)
-            if changed is None or (self.secure is not None and self.secure.handle(changed)):
+            if changed is None:
+                self.host.counters.messages_refused += 1
+                return
+            if self.secure is not None and self.secure.handle(changed):
+                self.host.counters.messages_taken += 1
                 return
         except Exception as error:  # noqa: BLE001 - of any kind, since the payload is untrusted
+            self.host.counters.messages_refused += 1
             if self.mailbox.drops_malformed:
                 self.mailbox.refuse(message.source, message.tag, f"{type(error).__name__}: {error}")
             else:
@@ -260,9 +265,10 @@ class NodeRuntime:
             engine=engine,
         )
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: Checkpoint, *, again: bool = False) -> None:
         """Become the saved node. Call it before :meth:`live`. BadInput for the checkpoint of another node or
-        model. The engine delivers the messages that were in flight to the node."""
+        model. The engine delivers the messages that were in flight to the node. With ``again``, the node's
+        counters were not reset to those of the checkpoint, so they include its messages already."""
         node, layout = self.node, self.setup.layout
         shapes = [tuple(vector.shape) for vector in saved.model]
         if saved.rank != self.rank or shapes != [(layout.size,), (layout.buffer_size,)]:
@@ -274,7 +280,7 @@ class NodeRuntime:
         node.model, node.state = saved.model, _thawed(saved)
         self._take_over(saved)
         self.shown.restore(saved.node.get("shown"))
-        self.mailbox.restore(saved.unread, saved.node)
+        self.mailbox.restore(saved.unread, saved.node, again=again)
 
     def overwrite(self, saved: Checkpoint, sent: Mapping[int, int]) -> None:
         """Overwrite this node's values with the saved ones, once it has done the same work. ``sent`` has the

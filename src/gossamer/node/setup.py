@@ -74,6 +74,11 @@ class Setup:
         seed = torch_seed(self.experiment.seed, "initial", SHARED if shared else rank)
         return initial_model(self.task.model, seed)
 
+    def takes_part(self, rank: int, rounds: int) -> bool:
+        """Whether the algorithm uses a node that has completed this many rounds: a node without data, whose
+        model is not evaluated, may have nothing to do."""
+        return rank in self.outcome_ranks or rounds > 0 or len(self.parts[rank]) > 0
+
     @property
     def aggregator(self) -> Aggregator | None:
         """The aggregator used by :meth:`gossamer.node.Node.mix`. None is the weighted mean, which engines may

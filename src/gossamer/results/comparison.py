@@ -40,6 +40,7 @@ from gossamer.results.tidy import (
     confidence,
     final,
     lower_is_better,
+    total,
 )
 
 Number = Literal["mean", "difference", "ratio"]
@@ -130,10 +131,8 @@ def _figure(metric: str, field: Literal["mean", "area"], run: Run) -> float | No
 
 
 def _total(axis: str) -> Measure:
-    def last(run: Run) -> float | None:
-        return max(run.curves[axis].drop_nulls(), default=None)
-
-    return Measure(axis, "at the end", *_AXES[axis], last, ())
+    end = partial(total, axis=cast("Literal['time_s', 'bytes']", axis))
+    return Measure(axis, "at the end", *_AXES[axis], end, ())
 
 
 def _time_to(axis: str, metric: str, number: str) -> Measure:

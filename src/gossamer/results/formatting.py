@@ -91,13 +91,26 @@ def interval_text(mean: float | None, half: float | None, unit: str = "", scale:
     return f"{text} {unit}".rstrip()
 
 
-def faults_text(messages: Mapping[str, int]) -> str:
-    """The numbers of lost, late and other messages, to follow the number of sent ones. Sent messages include
-    neither cancelled ones nor those lost because the peer was dead; received messages include superseded and
-    late ones."""
-    fates = ("received", "superseded", "late", "lost", "cancelled")
-    counts = [f"{messages[fate]:,} {fate}" for fate in fates if messages.get(fate)]
-    return f"sent: {', '.join(counts)}" if counts else ""
+def at_least(text: str, *, exact: bool) -> str:
+    """A number as text, with a word if there may have been more."""
+    return text if exact or text == NOTHING else f"at least {text}"
+
+
+def fates_text(messages: Mapping[str, int], *, exact: bool) -> str:
+    """What became of the messages, to follow the number of sent ones. Exact counts are a breakdown that adds up, beside
+    which stand the messages that were not sent."""
+
+    def counts(*fates: str) -> list[str]:
+        return [f"{messages[fate]:,} {fate.replace('_', ' ')}" for fate in fates if messages.get(fate)]
+
+    received, used = counts("received"), counts("taken", "late", "superseded", "refused", "unread")
+    if received and used and messages["received"] != messages.get("taken"):
+        received = [f"{received[0]} ({', '.join(used)})"]
+    sent, beside = [*received, *counts("lost", "in_flight")], counts("cancelled", "unsent")
+    if not exact:
+        return f"sent; on record are {', '.join([*sent, *beside])}" if sent or beside else ""
+    parts = [*([f"sent: {', '.join(sent)}"] if sent else []), *([", ".join(beside)] if beside else [])]
+    return "; ".join(parts)
 
 
 def print_table(

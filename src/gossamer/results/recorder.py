@@ -7,11 +7,12 @@
 belongs to an earlier round), ``tick K`` (instant K of the time grid of ``evaluation.every_s``), or ``end`` (of a
 run that ended before its rounds were done, or of a node that changed after its rounds). Several occasions of a
 row are separated by ``", "``. Records of older versions have no occasions. ``node`` = -1 is the network.
-``bytes_*`` and ``messages_*`` count from the start of the run; ages and shares cover the time since the node's
-previous row.
+``bytes_*`` and ``messages_*`` count from the start of the run (:class:`~gossamer.messages.tags.Traffic`), and so does
+``network_bytes``; ages and shares cover the time since the node's previous row.
 
 ``events`` has ``time_s``, ``wall_s``, ``node``, ``event`` (``lost``, ``join``, ``leave``, ``fault``,
-``dropped-frame``, ...), ``detail`` and further columns of some events; ``malformed`` belongs to the receiver.
+``dropped-frame``, ...), ``detail`` and, if a node begins or ceases to take part, ``network_bytes``;
+``malformed`` belongs to the receiver.
 ``timeline`` has a row per interval in which a node computed (``kind`` is ``train`` or ``evaluate``) or its
 uplink carried a message (``send``). Rows of ``graphs`` are ``{"round": r, "edges": [[i, j], ...]}``: the
 graph from round r on, if it differs from the previous one.
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from gossamer import files
 from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
+from gossamer.messages.tags import COUNTERS
 from gossamer.results.folder import RunFolder, read_status, run_id, write_json, write_table
 from gossamer.results.schema import GraphRow, SetupFile, Status
 from gossamer.results.segment import read_segment
@@ -56,11 +58,9 @@ METRICS: dict[str, Any] = {
 }
 """First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest."""
 
-_MESSAGES = ("sent", "received", "cancelled", "lost", "late", "superseded", "taken", "refused")
 _SHARES = ("idle_share", "uplink_share", "downlink_share")
 TRAFFIC: dict[str, Any] = {
-    **dict.fromkeys(("bytes_sent", "bytes_received"), pl.Int64),
-    **dict.fromkeys((f"messages_{outcome}" for outcome in _MESSAGES), pl.Int64),
+    **dict.fromkeys((*COUNTERS, "network_bytes"), pl.Int64),
     **dict.fromkeys(("staleness_s", "staleness_max_s", *_SHARES, "consensus_distance"), pl.Float64),
 }
 
@@ -68,6 +68,7 @@ EVENTS: dict[str, Any] = {
     **dict.fromkeys(("time_s", "wall_s"), pl.Float64),
     "node": pl.Int32,
     **dict.fromkeys(("event", "detail"), pl.String),
+    "network_bytes": pl.Int64,
 }
 """First columns of the events; the rest follow by name."""
 

@@ -19,10 +19,11 @@ from gossamer.results.comparison import Comparison
 from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
+    at_least,
     bytes_text,
     count_text,
     differing,
-    faults_text,
+    fates_text,
     flat,
     is_share,
     metric_title,
@@ -145,13 +146,17 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
     per_node = None if final.bytes_sent is None else final.bytes_sent / max(final.nodes, 1)
+    sent = final.messages.get("sent")
     return figures | {
         "rounds": (count_text(final.rounds), f"of the furthest node{slowest}"),
         "time": (seconds_text(final.time_s), "virtual" if run.virtual else "real"),
         "wall time": (seconds_text(final.wall_s), "real"),
-        "sent": (bytes_text(final.bytes_sent), "by all nodes"),
-        "sent per node": (bytes_text(per_node), "mean"),
-        "messages": (count_text(final.messages.get("sent")), faults_text(final.messages)),
+        "sent": (at_least(bytes_text(final.bytes_sent), exact=final.exact), "by all nodes"),
+        "sent per node": (at_least(bytes_text(per_node), exact=final.exact), "mean"),
+        "messages": (
+            at_least(count_text(sent), exact=final.exact),
+            fates_text(final.messages, exact=final.exact),
+        ),
         "nodes": (count_text(final.nodes), ""),
         "parameters": (count_text(final.parameters), "of each model" if final.parameters else "not recorded"),
     }

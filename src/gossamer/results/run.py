@@ -23,7 +23,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
-from gossamer.results.formatting import bytes_text, numerals
+from gossamer.results.formatting import at_least, bytes_text, numerals
 from gossamer.results.schema import RecordedExperiment, SweepRecord
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Run:
                 lines[name.replace("_", " ")] = mean + of_nodes
         lines["virtual time" if self.virtual else "time"] = f"{result.time_s or 0:.4g} s"
         lines["wall time"] = f"{result.wall_s or 0:.1f} s"
-        lines["sent"] = bytes_text(result.bytes_sent)
+        lines["sent"] = at_least(bytes_text(result.bytes_sent), exact=result.exact)
         if (private := self.figures.get("private_bytes")) is not None:
             mean_mib, max_mib = private["mean"] / 2**20, private["max"] / 2**20
             lines["private memory"] = f"{mean_mib:.1f} MiB per node, {max_mib:.1f} at most"
@@ -234,7 +234,8 @@ class Run:
 
     @cached_property
     def figures(self) -> dict[str, Any]:
-        """The figures of ``status.json``, if recorded: ``profile``, the seconds spent in each part of a
+        """The figures of ``status.json``, if recorded: ``totals``, the engine's counts of rounds, bytes and messages
+        (:class:`~gossamer.results.schema.Totals`); ``profile``, the seconds spent in each part of a
         simulation; ``peak_vectors``, the largest number of parameter vectors in it; ``cohort``, whether its nodes
         were computed together; ``private_bytes`` of a node's process, mean and max."""
         return read_status(self.path)

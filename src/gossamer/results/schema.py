@@ -70,6 +70,36 @@ class GraphRow(TypedDict):
     edges: Edges
 
 
+class Totals(TypedDict):
+    """The engine's counts of a whole run, over all nodes (:class:`~gossamer.messages.tags.Traffic`), those that
+    crashed or left included. ``messages_in_flight`` and ``messages_unread`` are those at the end, which is at
+    ``time_s`` on the engine's clock. ``rounds_most`` is of all nodes, and ``rounds_least`` of those that were present at
+    the end.
+
+    If ``exact`` is false, a process was killed after its last report, so that more may have been sent.
+    ``report_age_s`` is the longest time for which the end of a process, or of the run, came after its last
+    report, in seconds; under ``simulate`` it is missing."""
+
+    bytes_sent: Count
+    bytes_received: Count
+    messages_sent: Count
+    messages_received: Count
+    messages_cancelled: Count
+    messages_lost: Count
+    messages_unsent: Count
+    messages_late: Count
+    messages_superseded: Count
+    messages_taken: Count
+    messages_refused: Count
+    messages_in_flight: Count
+    messages_unread: Count
+    time_s: float
+    rounds_most: Count | None
+    rounds_least: Count | None
+    exact: bool
+    report_age_s: NotRequired[float]
+
+
 class StatusFile(TypedDict, total=False):
     """``status.json``; ``files`` has the checksum of every other file of the record."""
 
@@ -78,6 +108,7 @@ class StatusFile(TypedDict, total=False):
     status: Status
     error: str | None
     wall_s: float | None
+    totals: Totals | None
 
 
 class ManifestFile(TypedDict):

@@ -24,6 +24,7 @@ import polars as pl
 from jaxtyping import Real
 
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.messages.tags import COUNTERS
 from gossamer.results.recorder import METRICS, MOMENTS, TRAFFIC
 from gossamer.results.run import Run
 
@@ -257,8 +258,9 @@ class FinalValue:
 class FinalSummary:
     """The result of a run: times in seconds, traffic in bytes, counts over the whole network.
 
-    ``rounds`` is that of the fastest node, ``least_rounds`` that of the slowest; ``messages`` has the columns
-    ``messages_*`` without that prefix. None stands for values that the run has not recorded.
+    ``rounds`` is that of the fastest node, ``least_rounds`` that of the slowest one that is present at the end.
+    ``messages`` has the counts ``messages_*`` of the :func:`totals` without that prefix. Unless these are ``exact``, there
+    may have been more rounds, bytes and messages. None stands for values that the run has not recorded.
     """
 
     status: str
@@ -271,27 +273,49 @@ class FinalSummary:
     bytes_sent: int | None
     metrics: dict[str, FinalValue]
     messages: dict[str, int]
+    exact: bool
+
+
+def totals(run: Run) -> dict[str, Any]:
+    """The totals of a run (:class:`~gossamer.results.schema.Totals`). If the engine has written none, since the run was
+    killed or has not ended, or its version did not count them, they are sums over the nodes' last rows, which need
+    not add up and are not ``exact``; totals that no row has are missing."""
+    if (counted := run.figures.get("totals")) is not None:
+        return dict(counted)
+    columns = "round", "time_s", *COUNTERS
+    latest = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col(columns).max())
+    present = latest.filter(~pl.col("node").is_in(run.away))
+    return {
+        **{name: int(latest[name].sum()) for name in COUNTERS if latest[name].count()},
+        "rounds_most": latest["round"].max(),
+        "rounds_least": present["round"].min(),
+        "time_s": run.metrics["time_s"].max(),
+        "exact": False,
+    }
+
+
+def total(run: Run, axis: Literal["time_s", "bytes"]) -> float | None:
+    """The end of a run on an axis: its time in seconds, or the bytes that all nodes have sent."""
+    return totals(run).get("bytes_sent" if axis == "bytes" else axis)
 
 
 def final_summary(run: Run) -> FinalSummary:
     """The result of a run."""
-    latest = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col("round", *TRAFFIC).max())
-    counts = {name: int(latest[name].sum()) for name in TRAFFIC if latest[name].count()}
-    messages = {name: count for name, count in counts.items() if name.startswith("messages_")}
+    counted = totals(run)
     finals = {name: final(run, name) for name in metric_names(run)}
-    rounds: Any = latest["round"]
-    time_s: Any = run.metrics["time_s"].max()
+    fates = {name: count for name, count in counted.items() if name.startswith("messages_")}
     return FinalSummary(
         status=run.status,
         nodes=run.nodes,
         parameters=run.setup.get("parameters"),
-        rounds=rounds.max(),
-        least_rounds=rounds.min(),
-        time_s=time_s,
+        rounds=counted["rounds_most"],
+        least_rounds=counted["rounds_least"],
+        time_s=counted["time_s"],
         wall_s=run.wall_s,
-        bytes_sent=counts.get("bytes_sent"),
+        bytes_sent=counted.get("bytes_sent"),
         metrics={name: value for name, value in finals.items() if value is not None},
-        messages={name.removeprefix("messages_"): count for name, count in messages.items()},
+        messages={name.removeprefix("messages_"): count for name, count in fates.items()},
+        exact=counted["exact"],
     )
 
 
@@ -323,15 +347,18 @@ def mean_over_rounds(
 
 
 def _over_the_run(run: Run, name: str) -> FinalValue | None:
-    """A metric whose rows cover the time since the node's previous row, over the whole run: shares are
-    weighted by seconds, mean ages by messages."""
-    cumulative = pl.col("messages_taken" if name.startswith("staleness") else "time_s")
+    """A metric whose rows cover the time since the node's previous row, over the whole run: shares are weighted by the
+    seconds for which the node was present, mean ages by messages."""
     value, weight = pl.col(name), pl.col("weight")
     mean = (value * weight).sum() / weight.sum()
+    present_s = pl.col("time_s") - pl.col("away_s").fill_null(0)
+    cumulative = pl.col("messages_taken") if name.startswith("staleness") else present_s
     nodes = (
         run.metrics.filter(pl.col("node") >= 0)
         .sort("time_s", maintain_order=True)
-        .with_columns(weight=(cumulative - cumulative.shift().over("node").fill_null(0)).clip(0))
+        .join_asof(_absences(run), on="time_s", by="node", check_sortedness=False)
+        .with_columns(weight=cumulative)
+        .with_columns(weight=(weight - weight.shift().over("node").fill_null(0)).clip(0))
         .filter(value.is_not_null())
         .group_by("node", maintain_order=True)  # so that sums have a fixed order and reproducible bits
         .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
@@ -346,6 +373,25 @@ def _over_the_run(run: Run, name: str) -> FinalValue | None:
         round=pl.col("round").mean(),
     )
     return FinalValue(**summary.row(0, named=True))
+
+
+def _absences(run: Run) -> pl.DataFrame:
+    """``node``, ``time_s`` and ``away_s``: for each return of a node, its time and the seconds for which the node has been
+    away until then. (A frozen process does not know that it was, so only a simulated node that is frozen is away.)"""
+    leaves, comes_back = {"absent", "lost", "left"}, {"joined", "returned"}
+    if run.virtual:
+        leaves, comes_back = leaves | {"frozen"}, comes_back | {"thawed"}
+    since: dict[int, float] = {}
+    away: dict[int, float] = {}
+    rows = []
+    for node, event, time_s in run.events.drop_nulls("node").select("node", "event", "time_s").iter_rows():
+        if event in leaves:
+            since.setdefault(node, time_s)
+        elif event in comes_back and node in since:
+            away[node] = away.get(node, 0.0) + time_s - since.pop(node)
+            rows.append((node, time_s, away[node]))
+    schema = {"node": pl.Int32, "time_s": pl.Float64, "away_s": pl.Float64}
+    return pl.DataFrame(rows, schema, orient="row").sort("time_s")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
+PRESENCE = ("absent", "joined", "lost", "left", "returned", "found", "frozen", "thawed")
+"""The events after which a node takes part, or no longer does."""
+
 
 def starting_state(start_from: StartFrom, saved: Checkpoint | None) -> str:
     """Describe the state in which a node begins."""
@@ -41,17 +44,26 @@ class EstimatedClock:
 
 
 class EventLog:
-    """Records events. Events up to ``known_s`` are on record already."""
+    """Records events; those of :data:`PRESENCE` with the bytes that all nodes have sent by then
+    (``network_bytes``). Events up to ``known_s`` are on record already."""
 
     def __init__(
-        self, segment: Segment, now: Callable[[], float], wall: Callable[[], float], known_s: float = -1.0
+        self,
+        segment: Segment,
+        now: Callable[[], float],
+        wall: Callable[[], float],
+        network_bytes: Callable[[], int],
+        known_s: float = -1.0,
     ) -> None:
         self._segment, self._now, self._wall, self._known_s = segment, now, wall, known_s
+        self._network_bytes = network_bytes
 
     def append(self, node: int | None, event: str, detail: str) -> None:
         """Record an event at the current time; ``node`` is None if it concerns no particular node."""
         time_s = self._now()
         row = {"time_s": time_s, "wall_s": self._wall(), "node": node, "event": event, "detail": detail}
+        if event in PRESENCE:
+            row["network_bytes"] = self._network_bytes()
         if time_s > self._known_s:
             self._segment.append(row)
 

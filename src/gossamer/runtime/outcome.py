@@ -5,21 +5,48 @@ from __future__ import annotations
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
+from gossamer.messages.tags import Traffic
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
+from gossamer.results.schema import Totals
 
 _MAX_NAMED = 16  # ranks named for one wait
 _MAX_CLAUSES = 5  # waits described
+
+
+def totals(
+    time_s: float,
+    traffic: Iterable[Traffic],
+    rounds: Iterable[int],
+    present: Iterable[int],
+    *,
+    exact: bool = True,
+) -> Totals:
+    """The totals of a run that ends at ``time_s``, from each node's traffic. ``rounds`` are those that each node has
+    completed, and ``present`` those of the nodes that are present at the end."""
+    total = Traffic()
+    for counters in traffic:
+        total.add(counters)
+    used = total.messages_taken + total.messages_late + total.messages_superseded + total.messages_refused
+    return {
+        **asdict(total),  # type: ignore[typeddict-item]
+        "messages_in_flight": max(total.messages_sent - total.messages_received - total.messages_lost, 0),
+        "messages_unread": max(total.messages_received - used, 0),
+        "time_s": time_s,
+        "rounds_most": max(rounds, default=None),
+        "rounds_least": min(present, default=None),
+        "exact": exact,
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +60,7 @@ class Outcome:
     buffers: Float[Tensor, "nodes buffers"] | None  # of every node, if there are any
     failure: RunFailed | None  # the cause if the reason is "failed"
     trainer: str  # the trainer's name
+    totals: Totals | None = None  # counted by the engine
     # Real seconds by part ("train", "mix", "evaluate", "record"); the rest of wall_s is event handling.
     profile: Mapping[str, float] = field(default_factory=dict)
     peak_vectors: int | None = None  # most parameter vectors that existed at once, if counted

@@ -25,7 +25,11 @@ _FIGURES: dict[str, Any] = {
     "wall_s": pl.Float64,
     "bytes_sent": pl.Int64,
     **dict.fromkeys(
-        (f"messages_{outcome}" for outcome in ("received", "superseded", "cancelled", "lost")), pl.Int64
+        (
+            f"messages_{outcome}"
+            for outcome in ("sent", "received", "superseded", "cancelled", "lost", "unsent")
+        ),
+        pl.Int64,
     ),
 }
 

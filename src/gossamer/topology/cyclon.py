@@ -192,6 +192,7 @@ class Sampler:
 
     def receive(self, message: Message) -> None:
         """Handle a message. Its content is untrusted."""
+        self._host.counters.messages_taken += 1
         match message.tag[1:]:
             case ("answer", int(number)):
                 self._merge(message.payload, self._sent.pop(number, []))

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from gossamer.faults import StartFrom
+from gossamer.messages.tags import Traffic
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Moment
 
@@ -34,11 +35,11 @@ class Ready(ProtocolMessage):
 
 
 class Progress(ProtocolMessage):
-    """The node's completed rounds and sent bytes at ``time_s`` on its clock, and what it waits for."""
+    """The node's completed rounds and its traffic at ``time_s`` on its clock, and what it waits for."""
 
     round: int
     time_s: float
-    bytes_sent: int = 0
+    traffic: Traffic
     waits: list[str] = []
 
 
@@ -147,7 +148,7 @@ class Arrival(ProtocolMessage):
     together: Sequence[tuple[int, int]]  # (rank, round): from this round on, the two wait for each other
     start_from: StartFrom
     tick: int  # the first instant of the time grid at which it is recorded
-    traffic: dict[str, int]  # its counters in its last row
+    traffic: Traffic  # the last report of the process before it; the counters continue from there
 
 
 class Go(ProtocolMessage):

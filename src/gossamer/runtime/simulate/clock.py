@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from gossamer.errors import Deadlock, RunFailed
 
 NS = 1_000_000_000
+NEVER_NS = 2**62  # an instant that never comes, after 146 years: no event happens then or later
 MAX_PASSES = 1_000_000  # passes at one instant after which a node counts as spinning
 
 
@@ -109,8 +110,8 @@ class Clock:
 
     def advance(self) -> None:
         """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next
-        instant's events. Raises Deadlock if no event is left that could wake a node, and RunFailed if time
-        is stuck or was stopped."""
+        instant's events. Raises Deadlock if no event is left that could wake a node, or none before the end of
+        virtual time, and RunFailed if time is stuck or was stopped."""
         if self._stopped:
             raise RunFailed("the run is over")
         first = self._heap[0] if self._heap else None
@@ -119,6 +120,10 @@ class Clock:
             rank = self._run_quiet()
         elif first is None or self.pending == 0:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
+        elif first[0] >= NEVER_NS:
+            raise Deadlock(
+                f"nothing happens in {NEVER_NS / NS:.2g} s, the longest virtual time: {self.waiting()}"
+            )
         else:
             if first[0] > self.now_ns:
                 self.now_ns = first[0]

@@ -25,7 +25,7 @@ from gossamer.config import Simulate
 from gossamer.learning.computation import ComputationKind
 from gossamer.learning.mixing import Missing, Mix, Sum, own_weight
 from gossamer.learning.parameters import is_finite
-from gossamer.messages.tags import Message, Model, Payload, Tag, as_tag
+from gossamer.messages.tags import Message, Model, Payload, Tag, Traffic, as_tag
 from gossamer.network.compute import Constant
 from gossamer.node import Node, NodeRuntime
 from gossamer.node.expectations import Expectations
@@ -250,18 +250,16 @@ class Cohort(Node):
         context = self._context
         traffics, counts, ages = self._traffic.T.tolist(), self._taken.tolist(), self._ages.T.tolist()
         for rank, runtime in enumerate(self._nodes):
-            node, state, traffic = runtime.node, runtime.own, context.links.counters(rank)
+            node, state = runtime.node, runtime.own
             if state.parameters.vector is not vectors[rank]:
                 state.parameters.write(vectors[rank])
             state.losses += [losses[rank] for losses in self._losses if losses[rank] == losses[rank]]
             node.round, node.step = self.round, self.step
             node.record(**of(self._columns, rank))
             sent_bytes, received_bytes, sent, received = traffics[rank]
-            traffic.bytes_sent += sent_bytes
-            traffic.bytes_received += received_bytes
-            traffic.messages_sent += sent
-            traffic.messages_received += received
-            runtime.mailbox.count_taken(counts[rank], *ages[rank])
+            traffic = Traffic(sent_bytes, received_bytes, sent, received, messages_taken=counts[rank])
+            context.links.count(rank, traffic)
+            runtime.mailbox.note_ages(counts[rank], *ages[rank])
             context.compute.add_busy(rank, self._busy_ns)
         self._losses, self._columns, self._busy_ns = [], {}, 0
         self._traffic[:], self._taken[:], self._ages[0], self._ages[1] = 0, 0, 0.0, -inf

@@ -29,15 +29,14 @@ from typing import Any, Generic, TypeVar
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
-from gossamer.runtime.simulate.links import NETWORK, NEVER_NS, Links, Transfer, duration_ns
+from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
+from gossamer.runtime.simulate.links import NETWORK, ROUNDING_BYTES, Links, Transfer, duration_ns
 
 MIN_RTT_S = 1e-4
 """Round-trip time of a path without latency, as on a local network; shares are proportional to its
 inverse."""
 UNKNOWN_RTT_S = 1.0  # the round-trip time without a path: TCP's assumption before the first answer (RFC 6298)
 MANY_DUE = 1000  # predictions that are kept without removing outdated ones
-ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
 CLOSE = 1e-12  # relative changes of a level up to this are rounding errors, and are ignored
 
 _Levels = list[float]
@@ -244,6 +243,11 @@ class FairLinks(Links):
         rest = connection.rest - connection.pause
         connection.due_ns = due_ns = connection.since_ns + duration_ns(rest, connection.rate)
         heapq.heappush(self._due, (due_ns, connection.source, connection.key))
+        transfer, per_ns = (
+            connection.messages[0],
+            0.0 if math.isinf(connection.rate) else connection.rate / NS,
+        )
+        self._sent.flow(transfer, transfer.size - connection.rest, per_ns, connection.since_ns)
 
     def _update_at(self, time_ns: int) -> None:
         if self._next is not None:

@@ -188,6 +188,7 @@ class FaultRunner:
         self._absent.discard(rank)
         self.left.discard(rank)
         self._links.join(rank)
+        self._recorder.resume_usage(rank)
         first = self._meet(node, earliest, restarted=True)
         event = "joined" if joins else "returned"
         self._log.append(rank, event, f"node {rank} takes part from round {first} on")
@@ -202,6 +203,7 @@ class FaultRunner:
             text += f", and takes part from round {first} on"
         self._forget_detection(rank)
         self._log.append(rank, "thawed", text)
+        self._recorder.resume_usage(rank)
         host.thaw()
 
     def _meet(self, node: NodeRuntime, earliest: int, *, restarted: bool) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NS, ClockEvent, Order
-from gossamer.runtime.simulate.links import Links, Transfer, duration_ns
+from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
+from gossamer.runtime.simulate.links import ROUNDING_BYTES, Links, Transfer, duration_ns
 
 
 @dataclass(eq=False, slots=True)
@@ -33,25 +33,22 @@ class _FifoTransfer(Transfer):
 
     def gone_by(self, time_ns: int) -> int:
         """Whole bytes that have left by an instant."""
-        before, between, passed, whole = self._between(time_ns)
-        return int(before + between * passed // whole)
+        return int(self.exactly_gone_by(time_ns) + ROUNDING_BYTES)
 
     def exactly_gone_by(self, time_ns: int) -> float:
-        before, between, passed, whole = self._between(time_ns)
-        return before + between * passed / whole
-
-    def _between(self, time_ns: int) -> tuple[float, float, int, int]:
-        """For the marks before and after an instant: the bytes that had left by the former, those that leave
-        between them, the time since the former, and the time between them, in nanoseconds."""
-        until = self.end_ns
-        after: float = self.carried  # an integer unless the rate has changed
+        until, after = self.end_ns, float(self.carried)
         if time_ns >= until:
-            return self.carried, 0, 0, 1
+            return after
+        if (
+            until >= NEVER_NS
+        ):  # the end is not on the line, but at its rate it would leave this much in a second
+            since, before = self.marks[-1]
+            until, after = since + NS, before + self.rate
         for since, before in reversed(self.marks):
             if time_ns >= since:
-                return before, after - before, time_ns - since, until - since
+                return before + (after - before) * (time_ns - since) / (until - since)
             until, after = since, before
-        return 0, 0, 0, 1
+        return 0.0
 
 
 class FifoLinks(Links):
@@ -104,7 +101,9 @@ class FifoLinks(Links):
         gone = transfer.exactly_gone_by(now_ns) if transfer.marks else 0
         transfer.marks.append((now_ns, gone))
         transfer.rate = self._rate_of(transfer, path)
-        transfer.end_ns = now_ns + duration_ns(transfer.size - gone, transfer.rate)
+        transfer.end_ns = now_ns + (duration := duration_ns(transfer.size - gone, transfer.rate))
+        per_ns = transfer.rate / NS if duration == NEVER_NS else (transfer.size - gone) / max(duration, 1)
+        self._sent.flow(transfer, gone, per_ns, now_ns, (transfer.end_ns, transfer.size))
         if transfer.lost and transfer.size > WINDOW:
             transfer.accept_at(transfer.end_ns)
 
@@ -141,8 +140,8 @@ class FifoLinks(Links):
             self._schedule(transfer, free_ns, Order.DELIVERY, self._taken)
             if transfer.size > WINDOW:
                 # By then the sender has the acknowledgement of all but the last window.
-                slowest = min(transfer.rate, rate)
-                transfer.accept_at(free_ns - duration_ns(WINDOW, slowest) + latency_ns)
+                window_ns = duration_ns(WINDOW, min(transfer.rate, rate))
+                transfer.accept_at(NEVER_NS if free_ns >= NEVER_NS else free_ns - window_ns + latency_ns)
 
     def _taken(self, transfer: _FifoTransfer) -> None:
         self._downlinks[transfer.to].remove(transfer)

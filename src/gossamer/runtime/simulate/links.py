@@ -21,14 +21,14 @@ from gossamer.errors import RunFailed
 from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
-from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order, to_ns
+from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, ClockEvent, Order, to_ns
+from gossamer.runtime.simulate.sent import SentBytes
 
 if TYPE_CHECKING:
     from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1  # the rank of the network's own events, which come before those of nodes
-FOREVER_NS = 10**18  # duration of a transfer over a link without bandwidth: 31 years
-NEVER_NS = 2**62  # an instant that never comes
+ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
 
 Watch = Callable[[int, int, float, float, int], None]
 """Called with source, receiver, start, end (seconds) and bytes of a transfer that has ended."""
@@ -109,9 +109,10 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def duration_ns(size: float, bytes_per_second: float) -> int:
-    """The duration of ``size`` bytes at a rate, at most :data:`FOREVER_NS`."""
-    duration = size / bytes_per_second * NS if bytes_per_second > 0 else FOREVER_NS
-    return round(duration) if duration < FOREVER_NS else FOREVER_NS
+    """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.clock.NEVER_NS`: the
+    clock ends before they have left, unless the rate changes."""
+    duration = size / bytes_per_second * NS if bytes_per_second > 0 else NEVER_NS
+    return round(duration) if duration < NEVER_NS else NEVER_NS
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -149,6 +150,7 @@ class Links(ABC):
         self._deliver, self._watch = deliver, watch
         self._largest = framed_bytes(limit)
         self._traffic = [Traffic() for _ in range(nodes)]
+        self._sent = SentBytes()
         # For each uplink and downlink: the time for which it was in use, and the bytes already counted in it.
         self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
         self._on_the_way = [0] * nodes  # messages of each node that were sent and have not landed
@@ -214,6 +216,7 @@ class Links(ABC):
         traffic = self._traffic[source]
         traffic.bytes_sent += size * len(to)
         traffic.messages_sent += len(to)
+        self._sent.add(size * len(to))
         if self._watch is not None:
             for rank in to:
                 self._watch(source, rank, now_ns / NS, now_ns / NS, size)
@@ -244,7 +247,8 @@ class Links(ABC):
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
-        self._traffic[rank].messages_lost += 1
+        """Send no message of a node, since its receiver is known to be away."""
+        self._traffic[rank].messages_unsent += 1
         return Sent(self.clock, rank, 0)
 
     # --- methods that depend on the sharing
@@ -308,6 +312,7 @@ class Links(ABC):
         traffic = self._traffic[source]
         traffic.bytes_sent += transfer.size
         traffic.messages_sent += 1
+        self._sent.stop(transfer, transfer.size)
         if transfer.lost:
             traffic.messages_lost += 1
             self._landed(transfer.message, (transfer.to,))
@@ -318,6 +323,7 @@ class Links(ABC):
     def _interrupt(self, transfer: Transfer, gone: int) -> None:
         transfer.end_ns, transfer.carried = self.clock.now_ns, gone
         self._traffic[transfer.message.source].bytes_sent += gone
+        self._sent.stop(transfer, gone)
         self._report(transfer)
 
     def _finish(self, transfer: Transfer) -> None:
@@ -366,7 +372,8 @@ class Links(ABC):
         dropped; otherwise they are still sent."""
         self._absences[rank] = math.inf
         if silently:
-            self._on_the_way[rank] -= sum(map(self._take_back, reversed(self._waiting(rank))))
+            taken_back = sum(map(self._take_back, reversed(self._waiting(rank))))
+            self._on_the_way[rank] -= taken_back  # not in one line: messages may land on the way
 
     def join(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""
@@ -409,13 +416,19 @@ class Links(ABC):
         return replace(traffic, bytes_sent=traffic.bytes_sent + leaving)
 
     def network_bytes(self) -> int:
-        """Bytes that all nodes have sent so far."""
-        return sum(self.traffic(rank).bytes_sent for rank in range(self._nodes))
+        """The bytes that all nodes together have sent so far: the sum of :meth:`traffic`, up to the byte that
+        each message that is being sent has begun (:class:`~gossamer.runtime.simulate.sent.SentBytes`)."""
+        return self._sent.by(self.clock.now_ns)
 
     def counters(self, rank: int) -> Traffic:
         """The counters that the node itself may increase. They may lack messages that have left since the
         last :meth:`settle`."""
         return self._traffic[rank]
+
+    def count(self, rank: int, traffic: Traffic) -> None:
+        """Add traffic of a node that did not pass through these links."""
+        self._traffic[rank].add(traffic)
+        self._sent.add(traffic.bytes_sent)
 
     def _include(self, rank: int, traffic: Traffic) -> None:
         """Add a node's bytes since the last call to the use of its links, at current rates."""

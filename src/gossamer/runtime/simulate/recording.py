@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from gossamer.learning.evaluate import MetricValues
-from gossamer.messages.tags import Model
+from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.shown import CompleteModel
 from gossamer.results.segment import Segment
@@ -99,6 +99,17 @@ class SimRecorder:
         self.flush()
         self._rows.back(rank, round, self._next_tick)
 
+    def resume_usage(self, rank: int) -> None:
+        """A node that was away or frozen is back: the shares in its next row begin now."""
+        now_s, busy, _ = self._used(rank)
+        self._usage[rank] = Usage(now_s, busy)
+
+    def _used(self, rank: int) -> tuple[float, BusySeconds, Traffic]:
+        """The time, and a node's use of time and its traffic until then."""
+        context, traffic = self._context, self._context.links.traffic(rank)
+        busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
+        return context.clock.now(), busy, traffic
+
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """See :meth:`RunRecord.unrecorded`."""
         return self._rows.unrecorded(rank)
@@ -125,8 +136,7 @@ class SimRecorder:
         context.mixing.settle_for(shown.model.parameters)
         if not self._pending:
             context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
-        now, traffic = context.clock.now(), context.links.traffic(rank)
-        busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
+        now, busy, traffic = self._used(rank)
         row = node_row(node, moment, shown, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
         self._pending.append((moment, row, shown, node.node.view))
 

@@ -31,9 +31,10 @@ from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics, read_setup
+from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
-from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals
+from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals, totals
 from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due, never_mixed
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
@@ -182,8 +183,7 @@ class Simulation:
         experiment, options = setup.experiment, setup.experiment.engine
         assert isinstance(options, Simulate)
         self._setup, self._observer, self._folder, self._replay = setup, observer, folder, replay
-        self._most_bytes, self._sent = experiment.stop.most_bytes(experiment.nodes), dict[int, int]()
-        self._sent_by_all = 0
+        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
@@ -213,7 +213,7 @@ class Simulation:
         self._recorder = SimRecorder(
             self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
         )
-        self._events = EventLog(events, clock.now, self._recorder.wall, known_s)
+        self._events = EventLog(events, clock.now, self._recorder.wall, links.network_bytes, known_s)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
@@ -249,6 +249,7 @@ class Simulation:
                 with suppress(RunFailed):  # the first failure is reported
                     self._recorder.flush()
             finally:
+                counted = self._totals()
                 self._clock.stop()
                 self._tasks.close(interrupted=isinstance(sys.exception(), KeyboardInterrupt))
                 context.links.close()
@@ -264,6 +265,7 @@ class Simulation:
             buffers,
             failure,
             context.executor.trainer.name,
+            counted,
             context.profile.seconds,
             context.rows.peak,
             self._as_cohort,
@@ -353,6 +355,18 @@ class Simulation:
         returned = {node.rank: node.round for node in self._present() if node.rank not in self._tasks.running}
         return describe_waits({node.rank: node.waiting() for node in self.nodes}, returned)
 
+    def _totals(self) -> Totals:
+        """What the nodes have done so far. A node that the algorithm does not use counts for no rounds."""
+        links, setup = self._context.links, self._setup
+        used = [node for node in self.nodes if setup.takes_part(node.rank, node.round)]
+        present = {node.rank for node in self._present()}
+        return totals(
+            self._clock.now(),
+            map(links.traffic, range(setup.experiment.nodes)),
+            [node.round for node in used],
+            [node.round for node in used if node.rank in present],
+        )
+
     # --- nodes
 
     def _new_node(self, rank: int) -> NodeRuntime:
@@ -375,7 +389,7 @@ class Simulation:
         ``ask_neighbor``, a neighbour's model."""
         node = self.nodes[rank] = self._new_node(rank)
         if saved is not None:
-            node.restore(saved)
+            node.restore(saved, again=True)
         experiment = self._setup.experiment
         timeout_s = experiment.failures.detection_s if ask_neighbor else None
         self._tasks.begin(node, partial(run_newcomer, experiment.algorithm.run, node, timeout_s))
@@ -447,12 +461,8 @@ class Simulation:
         self._save(node)
         if self._faults is not None:
             self._faults.round_ended(rank)
-        if self._most_bytes < math.inf:
-            sent = self._context.links.traffic(rank).bytes_sent
-            self._sent_by_all += sent - self._sent.get(rank, 0)
-            self._sent[rank] = sent
-            if self._sent_by_all >= self._most_bytes:
-                self._tasks.finish("bytes")
+        if self._most_bytes < math.inf and self._context.links.network_bytes() >= self._most_bytes:
+            self._tasks.finish("bytes")
 
     def _completed_rounds(self) -> int:
         """The rounds completed by all nodes, for the observer."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gossamer import Experiment, RunFailed
+from gossamer.messages.tags import Traffic
 from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.protocol import (
@@ -202,17 +203,9 @@ def test_requested_end_takes_effect_at_the_next_poll(reason: str) -> None:
     assert scene.pass_time(0.5) == [End(reason)]
 
 
-def test_bytes_per_node_limit_counts_all_nodes_together() -> None:
-    scene = Scene(stop={"bytes_per_node": 100}).begin()
-    scene.take(0, Progress(1, 0.0, 150))
-    assert scene.pass_time(0.5) == []
-    scene.take(1, Progress(1, 0.0, 50))
-    assert scene.pass_time(0.5) == [End("bytes")]
-
-
 def test_other_nodes_are_told_of_a_death() -> None:
     scene = Scene(3).begin()
-    scene.take(1, Progress(7, 0.0))
+    scene.take(1, Progress(7, 0.0, Traffic()))
     commands = scene.take(1, Exited("killed by SIGKILL"))
     text = "node 1 died in round 7: killed by SIGKILL"
     assert [command for command in commands if type(command) is Tell] == [
@@ -243,7 +236,7 @@ RESTARTED: dict[str, Any] = {
 
 def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     scene = Scene(4, **RESTARTED).begin()
-    scene.take(1, Progress(7, 0.0))
+    scene.take(1, Progress(7, 0.0, Traffic()))
     scene.room = False
     scene.take(1, Exited("killed by SIGKILL"))
     assert scene.pass_time(1.0) == []
@@ -317,17 +310,17 @@ def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
     scene = Scene(3).begin()
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.lifecycle.away == {2: "node 0 can't reach node 2: timed out"}
-    assert scene.take(2, Progress(4, 0.0)) == [Tell(rank, Find(2, False)) for rank in range(3)]
+    assert scene.take(2, Progress(4, 0.0, Traffic())) == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 
 def test_waits_are_reported_while_no_round_ends() -> None:
     scene = Scene(3).begin()
     for rank in range(3):
-        scene.take(rank, Progress(1, 0.0, waits=["a message"]))
-    scene.take(2, Progress(1, 0.0))
+        scene.take(rank, Progress(1, 0.0, Traffic(), waits=["a message"]))
+    scene.take(2, Progress(1, 0.0, Traffic()))
     scene.pass_time(lifecycle.REPORT_WAITS_S - 1.0)
     assert scene.shown() == []
-    scene.take(2, Progress(2, 0.0))
+    scene.take(2, Progress(2, 0.0, Traffic()))
     scene.pass_time(lifecycle.REPORT_WAITS_S - 0.5)
     assert scene.shown() == []
     scene.pass_time(lifecycle.REPORT_WAITS_S + 1.0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.messages.tags import COUNTERS, Traffic
 from gossamer.runtime.processes.channel import Channel, ChannelError, SelectorChannel, Unpacker, pack
 from gossamer.runtime.processes.protocol import (
     CurrentRound,
@@ -28,11 +29,12 @@ values = st.recursive(
 
 
 numbers = st.integers(-(2**63), 2**63 - 1)
+traffic = st.builds(Traffic, **dict.fromkeys(COUNTERS, numbers))
 messages = st.one_of(
     st.builds(Ready, st.text(), numbers),
     st.builds(CurrentRound, numbers, numbers),
     st.builds(Event, st.text(), st.text()),
-    st.builds(Progress, numbers, numbers.map(float), numbers, st.lists(st.text(), max_size=3)),
+    st.builds(Progress, numbers, numbers.map(float), traffic, st.lists(st.text(), max_size=3)),
     st.builds(
         Row,
         numbers | st.text() | st.tuples(st.text(), numbers),

@@ -268,7 +268,7 @@ async def test_lost_peer_is_found_when_it_can_be_reached_again() -> None:
         await a.until(lambda: a.lost)
         await b.until(lambda: b.lost)
         await a.send(1, "lost", "t")
-        assert a.traffic.messages_lost == 1
+        assert a.traffic.messages_unsent == 1
         assert "silent for 0.2 s" in a.lost[0][1] or "could not be reached" in a.lost[0][1]
         for proxy in proxies:
             proxy.flowing.set()

@@ -281,11 +281,11 @@ async def test_death_of_a_peer_is_reported_once_and_frees_waiters(how: str) -> N
         await other
         assert (await b.receive(1))[0].payload == "hello"
         assert [rank for rank, _ in a.lost] == [2]
-        assert a.traffic.messages_lost == 3
+        assert a.traffic.messages_unsent == 3
         late = a.send(2, None, "late")
         await late
         assert late.cancel()
-        assert a.traffic.messages_lost == 4
+        assert a.traffic.messages_unsent == 4
         assert a.traffic.messages_sent == 1
         assert b.lost == []
 
@@ -297,7 +297,7 @@ async def test_refused_dial_loses_the_peer() -> None:
         await a.send(1, 1, "t")
         assert len(a.lost) == 1
         assert "refused" in a.lost[0][1].lower() or "Connect call failed" in a.lost[0][1]
-        assert a.traffic.messages_lost == 1
+        assert a.traffic.messages_unsent == 1
         assert a.traffic.bytes_sent == 0
 
 
@@ -312,7 +312,7 @@ async def test_peer_marked_lost_can_be_marked_found() -> None:
         a.transport.mark_lost(1, "no heartbeat")
         for sending in queued:
             await sending
-        assert a.traffic.messages_lost == 2
+        assert a.traffic.messages_unsent == 2
         assert a.lost == []
         a.transport.mark_found(1)
         await a.send(1, 2, "t")
@@ -439,7 +439,7 @@ async def test_malformed_answers_are_refused(answer: bytes, reason: str) -> None
             await sending
         assert len(a.events) == len(a.lost) == 1
         assert reason in a.events[0][1]
-        assert a.traffic.messages_lost == 1
+        assert a.traffic.messages_unsent == 1
 
 
 @on_loop
@@ -471,7 +471,7 @@ async def test_close_releases_waiting_sends() -> None:
         await a.transport.close()
         await a.transport.close()
         await asyncio.gather(*waiting)
-        assert a.traffic.messages_lost == 2
+        assert a.traffic.messages_unsent == 2
         assert a.lost == []
 
 

@@ -13,7 +13,6 @@ import selectors
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -22,25 +21,25 @@ import torch
 from gossamer.errors import RunFailed
 from gossamer.faults import StartFrom
 from gossamer.learning.evaluate import Evaluator
-from gossamer.messages.tags import Model, Traffic
+from gossamer.messages.tags import COUNTERS, Model, Traffic
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics
+from gossamer.results.schema import Totals
 from gossamer.runtime.events import EstimatedClock, EventLog
-from gossamer.runtime.outcome import Outcome
+from gossamer.runtime.outcome import Outcome, totals
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
+from gossamer.runtime.processes.coordinator.reports import TrafficReports
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell
 from gossamer.runtime.recording import RunRecord, extrapolated, never_mixed
 from gossamer.runtime.setup import Setup
 
-TRAFFIC = tuple(field.name for field in fields(Traffic))
-"""The traffic counters in a row."""
 PROGRESS_S = 0.1
 
 
@@ -76,15 +75,20 @@ class Coordinator:
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
         self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
         self._clock = EstimatedClock(time.monotonic)
-        self._events = EventLog(opened(folder.segment("events")), self._clock.now, self._wall)
+        self._events = EventLog(
+            opened(folder.segment("events")), self._clock.now, self._wall, lambda: self._reports.bytes_sent
+        )
         self._checkpoints = CheckpointCoordinator(
             experiment, folder, checkpoint, self._tell, partial(self.record, None, "checkpoint")
         )
         self._start: float | None = None
         self._reported_at = 0.0
         self._diverged = False
+        # Whether the run resumes without nodes that had been lost, whose traffic is unknown.
+        self._incomplete = checkpoint is not None and len(checkpoint.rounds) < experiment.nodes
         self._start_failure: str | None = None
-        self._traffic: dict[int, dict[str, int]] = {}  # the counters in each node's last row
+        self._reports = TrafficReports()
+        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
         self._has_mixed: dict[int, bool] = {}
@@ -100,6 +104,7 @@ class Coordinator:
         except RunFailed as error:
             failure = error
         finally:
+            counted = self._totals()
             self._workers.close(reason)
         sizes = self._private
         return Outcome(
@@ -110,6 +115,7 @@ class Coordinator:
             buffers,
             failure,
             self._setup.trainer,
+            counted,
             private_bytes={"mean": sum(sizes) / len(sizes), "max": float(max(sizes))} if sizes else None,
         )
 
@@ -139,6 +145,21 @@ class Coordinator:
                 self.record(None, "never-mixed", text)
         return "diverged" if self._diverged else reason
 
+    def _totals(self) -> Totals:
+        now, lifecycle = time.monotonic(), self._lifecycle
+        nodes = [node for node in lifecycle.nodes.values() if self._setup.takes_part(node.rank, node.round)]
+        for node in lifecycle.nodes.values():
+            self._reports.ends(node.rank, now)
+        exact = not lifecycle.killed and all(node.final for node in lifecycle.nodes.values())
+        counted = totals(
+            self._time_s,
+            self._reports.all(),
+            [node.round for node in nodes],
+            [node.round for node in nodes if node.rank not in lifecycle.away],
+            exact=exact and not self._incomplete,
+        )
+        return {**counted, "report_age_s": self._reports.age_s}
+
     def _models(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The last model of every node; NaN where it is unknown."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
@@ -159,6 +180,8 @@ class Coordinator:
         start = self._start = time.monotonic()
         self._clock.update(self._clock.now())  # the clock runs from here on
         self._checkpoints.begin(self._lifecycle.alive, start)
+        for rank in self._lifecycle.alive:
+            self._reports.begins(rank, start)
         self._lifecycle.begin(start)
 
     def _wait(self) -> None:
@@ -200,13 +223,19 @@ class Coordinator:
         self._lifecycle.take(rank, message, time.monotonic())
         if self._rows.reached:
             self._lifecycle.end("target")
+        if self._reports.bytes_sent >= self._most_bytes:
+            self._lifecycle.end("bytes")
 
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
         match message:
-            case protocol.Progress(time_s=time_s):
-                self._clock.update(time_s)
+            case protocol.Progress(time_s=time_s, traffic=traffic):
+                self._reports.take(rank, traffic, time_s, time.monotonic())
+                if self._start is not None:
+                    self._clock.update(time_s)
             case protocol.Row(moment=moment, row=row, model=model, view=view):
-                self._traffic[rank] = {name: row[name] for name in TRAFFIC}
+                traffic = Traffic(**{name: row[name] for name in COUNTERS})
+                self._reports.take(rank, traffic, row["time_s"], time.monotonic())
+                row["network_bytes"] = self._reports.bytes_by(row["time_s"] - row["model_age_s"])
                 self._rows.graph(row["round"])
                 self._rows.row(moment, row, None if model is None else self._model(model), view)
                 if model is not None:
@@ -218,7 +247,10 @@ class Coordinator:
                     self._lifecycle.end("diverged")
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
+            case protocol.Exited():
+                self._reports.ends(rank, time.monotonic())
             case protocol.FinalModel(model=model, private=private, has_mixed=has_mixed):
+                self._reports.ends(rank, time.monotonic())
                 self._final[rank] = self._model(model)
                 self._has_mixed[rank] = has_mixed
                 if private is not None:
@@ -255,7 +287,8 @@ class Coordinator:
         if start_from is None:
             self._tell(rank, protocol.Meet(together, first))
         else:  # the node's clock starts at the others' time; their clocks pause during evaluations
-            arrival = protocol.Arrival(first, together, start_from, tick, self._traffic.get(rank, {}))
+            self._reports.begins(rank, time.monotonic())
+            arrival = protocol.Arrival(first, together, start_from, tick, self._reports.of(rank))
             self._tell(rank, protocol.Go(time.monotonic() - now_s, arrival))
         self._checkpoints.back(rank)
         self._rows.back(rank, first + 1, tick)

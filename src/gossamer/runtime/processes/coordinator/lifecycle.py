@@ -50,7 +50,6 @@ class NodeState:
     start_from: StartFrom
     restarts: int  # restarts beyond those in the experiment
     round: int  # completed rounds, as last reported
-    sent: int = 0  # bytes sent, as last reported
     address: tuple[str, int] | None = None  # once it is ready
     waits: list[str] | None = None  # what it waits for, as last reported
     met: bool = False  # it has taken part
@@ -81,7 +80,6 @@ class Lifecycle:
         assert isinstance(experiment.engine, Processes)
         self._setup, self._options, self._has_room = setup, experiment.engine, has_room
         self._coordinator = coordinator
-        self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._gathers = experiment.algorithm.gathers
         self._needs_all = experiment.gather.lost_peer == "fail"
@@ -90,6 +88,7 @@ class Lifecycle:
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
         self.alive: set[int] = set()  # the ranks whose process has not ended
         self.away: dict[int, str] = {}  # ranks that are absent or considered dead, with the reason
+        self.killed = False  # whether a process has ended without its last model
         self._began: float | None = None
         self._start_deadline = math.inf
         self._now = self._last_message_at = self._last_progress_at = 0.0
@@ -192,12 +191,9 @@ class Lifecycle:
                     self._tell(node.rank, self._addresses())
                     self._tell_all(self.alive - {node.rank}, protocol.Addresses([(node.rank, host, port)]))
                     self._arrive(node)
-            case protocol.Progress(round=round, time_s=time_s, bytes_sent=sent, waits=waits):
+            case protocol.Progress(round=round, time_s=time_s, waits=waits):
                 self._completed(node, round)
                 node.waits = waits
-                node.sent = sent
-                if sum(sender.sent for sender in self.nodes.values()) >= self._most_bytes:
-                    self.end("bytes")
                 if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
             case protocol.Row(row=row):
@@ -342,7 +338,7 @@ class Lifecycle:
         node = NodeState(rank, 0, start_from, 0, self._rounds.get(rank, 0))
         if (before := self.nodes.get(rank)) is not None:
             incarnation = before.incarnation + 1
-            node = NodeState(rank, incarnation, start_from, before.restarts, before.round, before.sent)
+            node = NodeState(rank, incarnation, start_from, before.restarts, before.round)
         self.nodes[rank] = node
         self.alive.add(rank)
         self._coordinator.do(
@@ -355,6 +351,7 @@ class Lifecycle:
         self.alive.discard(node.rank)
         if node.final and (self._ending or node.leaving):
             return
+        self.killed = True
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
         self._coordinator.record(node.rank, "lost", text, show=False)
         if self._ending:

@@ -250,7 +250,7 @@ class RestartFile:
         if self._path.exists():
             try:
                 saved = checkpoint.read(self._path, self._identity)
-                self._node.restore(saved)
+                self._node.restore(saved, again=True)
             except BadInput as error:
                 saved = None
                 self._tell(protocol.Event("checkpoint", f"its checkpoint can't be used: {error}"))

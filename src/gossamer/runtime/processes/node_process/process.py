@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.messages import raw
-from gossamer.messages.tags import Model, Traffic
+from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
@@ -148,6 +148,8 @@ class NodeProcess:
             self._checkpoints.begin(self._transport, start, resumed=self._saved is not None)
         try:
             await self._transport.start()
+            if self._saved is not None:
+                self._report(always=True)  # the counters continue from those of the checkpoint
             self._tell(protocol.Ready(*self._address))
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
@@ -157,9 +159,12 @@ class NodeProcess:
                 counts = f"{slow} of {self._host.computations} computations"
                 self._tell(protocol.Event("slow", f"{counts} took longer than the compute profile says"))
             self._node.look_for_divergence()
-            final = _raw(self._shown().model)
-            has_mixed = self._node.shown.has_mixed
-            self._tell(protocol.FinalModel(self._node.round, final, private_bytes(), has_mixed))
+            if self._shaper is None:
+                await self._flush()
+            model, has_mixed = _raw(self._shown().model), self._node.shown.has_mixed
+            final = protocol.FinalModel(self._node.round, model, private_bytes(), has_mixed)
+            self._report(always=True)
+            self._tell(final)
         except Exception as error:  # noqa: BLE001 - an algorithm may raise anything; the coordinator is told
             round = self._node.failure_round if self._go.done() else None
             self._tell(protocol.Failed.of(error, self._rank, round))
@@ -308,8 +313,8 @@ class NodeProcess:
         now = time.monotonic()
         if always or now - self._reported > PROGRESS_S:
             self._reported = now
-            sent = self._transport.traffic.bytes_sent
-            self._tell(protocol.Progress(self._node.round, self._clock.now(), sent, self._node.waiting()))
+            traffic = replace(self._transport.traffic)
+            self._tell(protocol.Progress(self._node.round, self._clock.now(), traffic, self._node.waiting()))
 
     async def _watch(self) -> None:
         """Tell the coordinator that this node is alive, and what it waits for."""
@@ -378,8 +383,7 @@ class NodeProcess:
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
         text = f"node {self._rank} begins with {starting_state(arrival.start_from, saved)}"
         self._tell(protocol.Event("begins", text))
-        traffic = asdict(self._transport.traffic)  # already received
-        self._transport.traffic = Traffic(**{k: n + arrival.traffic.get(k, 0) for k, n in traffic.items()})
+        self._transport.traffic.add(arrival.traffic)  # messages have been received already
         self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
         self._node.peer_found(self._rank, arrival.first, restarted=False)

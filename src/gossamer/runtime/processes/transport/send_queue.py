@@ -44,7 +44,7 @@ class SendQueue:
         return bool(self._queue) or self._current is not None
 
     def put(self, sending: TcpSending) -> None:
-        """Queue a message, which is lost at once if its receiver is lost."""
+        """Queue a message, unless its receiver is lost: then it counts as unsent."""
         if self._node.peers[sending.to].lost is not None:
             self._give_up(sending)
         else:
@@ -192,7 +192,7 @@ class SendQueue:
             sending.state = State.SENT
         elif not sending.over:
             sending.state = State.LOST
-            self._node.traffic.messages_lost += 1
+            self._node.traffic.messages_unsent += 1
         sending.release()
 
     def drop(self, peer: Peer) -> None:

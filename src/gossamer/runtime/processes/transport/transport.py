@@ -213,7 +213,7 @@ class Transport:
         self.send_queue.add_snapshot(self.rounds, report)
 
     def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
-        """Treat a peer as dead: messages that are queued for it, or sent to it later, count as lost at once.
+        """Treat a peer as dead: messages that are queued for it, or sent to it later, count as unsent at once.
 
         Its connections are closed; ``contact`` is not called. It counts as alive again when it answers, or
         after :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
