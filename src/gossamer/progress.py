@@ -67,7 +67,7 @@ class Display(Observer):
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
         self._sent_by: dict[int, float] = {}  # bytes in the newest row of each node, lost ones included
-        self._sent, self._latest = 0.0, ""
+        self._sent, self._latest, self._times = 0.0, "", ""
         self._evaluations = Evaluations()
 
     def start(self, description: Mapping[str, Any]) -> None:
@@ -80,6 +80,10 @@ class Display(Observer):
         if (values := self._evaluations.add(row)) is None:
             return
         self.wall_s, self._sent = row["wall_s"], sum(self._sent_by.values())
+        # Nodes reach a round at their own times; the values are then of no single instant.
+        at_round, first_s = row["moment"].startswith("round"), min(values["time_s"])
+        last_s = f"{row['time_s']:.4g} s"
+        self._times = f"{first_s:.4g} to {last_s}" if at_round and first_s < row["time_s"] else last_s
         metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
         if name is not None:
@@ -118,7 +122,7 @@ class Lines(Display):
         # The last progress may have been reported before the end of this round.
         share = max(self._share, self.share(row["round"] * self._nodes, row["time_s"]))
         self.show(
-            f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
+            f"round {row['round']}  {self._clock} {self._times}  wall time {self.wall_s:.1f} s  {self._latest}"
             f"  consensus distance {row['consensus_distance']:.4g}  {bytes_text(self._sent)} sent"
             f"  {self.left(share)}".rstrip()
         )

@@ -91,7 +91,7 @@ class Trackers(Observer):
 
 class Averaging(Tracker):
     """Base class of the built-in trackers. At each evaluation point, they report the means over the nodes and
-    the network's own values."""
+    the network's own values. ``time_s`` and ``wall_s`` are those of the last node that got there."""
 
     package: ClassVar[str]  # also the name of gossamer's extra
     _evaluations: Evaluations = PrivateAttr(default_factory=Evaluations)
@@ -105,7 +105,9 @@ class Averaging(Tracker):
 
     def row(self, row: Mapping[str, Any]) -> None:
         if (values := self._evaluations.add(row)) is not None:
-            self.report({name: fmean(numbers) for name, numbers in values.items()}, row["round"])
+            means = {name: fmean(numbers) for name, numbers in values.items()}
+            last = {name: float(row[name]) for name in ("time_s", "wall_s") if name in row}
+            self.report({**means, **last}, row["round"])
 
     def report(self, values: Mapping[str, float], round: int) -> None:
         """Report the numeric columns of an evaluation point."""

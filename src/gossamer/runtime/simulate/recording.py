@@ -77,16 +77,16 @@ class SimRecorder:
             self._record_all("end")
             self.flush()
 
-    def leave(self, rank: int, *, keep: bool = False) -> None:
+    def leave(self, rank: int, *, keep: bool = False, frozen: bool = False) -> None:
         """Stop waiting for a node. Its reports for incomplete evaluations count only if ``keep`` is set."""
         self.flush()
-        self._rows.without(rank, keep=keep)
-        if self._rows.reached:
-            self._reached()
+        clock = self._context.clock
+        self._rows.without(rank, gone_s=None if frozen else clock.now(), keep=keep)
+        clock.when_quiet(self._setup.experiment.nodes + 1, self.settle)
 
     def join(self, rank: int, round: int) -> None:
         self.flush()
-        self._rows.back(rank, round, self._next_tick)
+        self._rows.back(rank, round, self._next_tick, self._context.clock.now())
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """See :meth:`RunRecord.unrecorded`."""
@@ -111,11 +111,17 @@ class SimRecorder:
         self._rows.graph(node.round)
         model = model_of(node)
         if not self._pending:
-            context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
+            context.clock.when_quiet(self._setup.experiment.nodes + 1, self.settle)
         now, traffic = context.clock.now(), context.links.traffic(rank)
         busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
         row = node_row(node, moment, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
         self._pending.append((moment, row, model, node.node.view))
+
+    def settle(self) -> None:
+        """Write the rows of an instant that is over, and look for the target: all of them count together."""
+        self.flush()
+        if self._rows.target_met(self._context.clock.now()):
+            self._reached()
 
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
@@ -137,8 +143,6 @@ class SimRecorder:
         with self._context.profile.part("record"):
             for moment, row, model, view in pending:
                 self._rows.row(moment, row, model, view)
-        if self._rows.reached:
-            self._reached()
 
     def _evaluate_average(self, model: Model) -> MetricValues:
         [values] = self._context.executor.evaluate([model])

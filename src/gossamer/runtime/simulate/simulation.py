@@ -413,7 +413,7 @@ class Simulation:
                     cohort.update()
                     for rank in range(len(self.nodes)):
                         self._round_ended(rank)
-                    self._recorder.flush()
+                    self._recorder.settle()
                 else:
                     self._rounds += len(self.nodes)
                     self._report_progress()
