@@ -294,10 +294,14 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
 
 def _placed(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of evaluation points, with the positions on the axes from which their values count: ``time_s`` and ``bytes`` of
-    their models, and ``instant_s`` and ``instant_bytes`` of their instants."""
+    their models, and ``instant_s`` and ``instant_bytes`` of their instants, where these are later."""
     age = pl.col("model_age_s").fill_null(0.0) if "model_age_s" in rows.columns else pl.lit(0.0)
     rows = rows.with_columns(instant_s="time_s", time_s=pl.col("time_s") - age)
-    for seconds, total in (("time_s", "bytes"), ("instant_s", "instant_bytes")):
+    by_time = [("time_s", "bytes"), ("instant_s", "instant_bytes")]
+    if (rows["time_s"] == rows["instant_s"]).all():
+        rows = rows.with_columns(instant_s=None, instant_bytes=None)
+        by_time.pop()
+    for seconds, total in by_time:
         known = bytes_by(run, rows[seconds].fill_null(float("nan")).to_numpy())
         rows = rows.with_columns(pl.Series(total, known).fill_nan(None))
     return rows
@@ -331,7 +335,7 @@ def _by_steps(run: Run, name: str, limit: int) -> dict[str, Any] | None:
         return None
     table = steps.drawn(_SHARES if run.nodes > MAX_LINES else (), limit)
     axes = {axis: _numbers(table[axis]) for axis in tidy.AXES if axis != "round" and table[axis].count()}
-    series = {**axes, **_statistics(table)}
+    series: dict[str, Any] = {**axes, **_statistics(table)}
     if run.nodes > MAX_LINES:
         series["quantiles"] = [_numbers(table[str(share)], 5) for share in _SHARES]
     return series

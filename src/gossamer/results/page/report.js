@@ -235,7 +235,7 @@
     const values = run.nodes.values[metric.name];
     if (!values || run.nodes.ranks.length < 2) return [];
     const instants = { time_s: "instant_s", bytes: "instant_bytes" };
-    const places = run.nodes.places[metric.of_model ? state.x : instants[state.x] || state.x];
+    const places = (!metric.of_model && run.nodes.places[instants[state.x]]) || run.nodes.places[state.x];
     if (!places) return [];
     return values.map((line, node) => line.map((y, k) => [places[node][k], y]).filter(([x, y]) => x !== null && y !== null));
   }
