@@ -66,7 +66,7 @@ class Display(Observer):
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
-        self._sent, self._latest = 0.0, ""  # bytes sent by all nodes
+        self._sent, self._latest, self._times = 0.0, "", ""  # bytes sent by all nodes
         self._evaluations = Evaluations()
 
     def start(self, description: Mapping[str, Any]) -> None:
@@ -77,6 +77,10 @@ class Display(Observer):
         if (values := self._evaluations.add(row)) is None:
             return
         self.wall_s = row["wall_s"]
+        # Nodes reach a round at their own times; the values are then of no single instant.
+        at_round, first_s = row["moment"].startswith("round"), min(values["time_s"])
+        last_s = f"{row['time_s']:.4g} s"
+        self._times = f"{first_s:.4g} to {last_s}" if at_round and first_s < row["time_s"] else last_s
         metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
         if name is not None:
@@ -115,7 +119,7 @@ class Lines(Display):
         # The last progress may have been reported before the end of this round.
         share = max(self._share, self.share(row["round"] * self._nodes, row["time_s"]))
         self.show(
-            f"round {row['round']}  {self._clock} {row['time_s']:.4g} s  wall time {self.wall_s:.1f} s  {self._latest}"
+            f"round {row['round']}  {self._clock} {self._times}  wall time {self.wall_s:.1f} s  {self._latest}"
             f"  consensus distance {row['consensus_distance']:.4g}  {bytes_text(self._sent)} sent"
             f"  {self.left(share)}".rstrip()
         )

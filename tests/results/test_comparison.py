@@ -27,9 +27,12 @@ def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **
 
 
 def group(out: Path, label: str, **seconds: int) -> Group:
-    """Runs that reach 0.5 at the given second of each seed."""
+    """Runs by rounds of a second that reach 0.5 at the given second of each seed."""
     runs = {int(seed[1:]): [0.1] * second + [0.6] for seed, second in seconds.items()}
-    return Group(label, tuple(rising(out, *curve, seed=seed) for seed, curve in runs.items()))
+    each = {"every_rounds": 1}
+    return Group(
+        label, tuple(rising(out, *curve, seed=seed, evaluation=each) for seed, curve in runs.items())
+    )
 
 
 def only(subject: Group | Run, measure: Measure) -> dict[str, Any]:
@@ -82,7 +85,8 @@ def test_loss_level_is_reached_from_above(tmp_path: Path) -> None:
 
 
 def test_level_needs_all_surviving_nodes(tmp_path: Path) -> None:
-    points = [(0.0, (0.1, 0.1)), (1.0, (0.9, None)), (2.0, (0.9, None))]
+    """A node that has fallen behind keeps its last value; a lost one does not count."""
+    points = [(0.0, (0.1, 0.1)), (1.0, (0.8, None)), (2.0, (0.8, None))]
     assert only(timed(tmp_path, points, evaluation={"every_rounds": 1}), TIME)["known"] == 0
     assert only(timed(tmp_path, points, lost=(1,)), TIME)["mean"] == 1.0
 

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -122,10 +123,8 @@ def test_group_curve_is_mean_over_runs_with_interval(tmp_path: Path) -> None:
         for seed, curve in enumerate(curves)
     )
     table = group_curve(Group("a", runs), "test_accuracy")
-    assert table["point"].to_list() == [0, 1]  # only one run has the third
+    assert table["round"].to_list() == [0, 1]  # only one run has the third
     assert table["mean"].to_list() == pytest.approx([0.1, 0.6])
-    assert table["time_s"].to_list() == pytest.approx([0.01, 1.01])
-    assert table["bytes"].to_list() == pytest.approx([2, 202])
     assert table["half"].to_list() == pytest.approx([s * 4.302653 / math.sqrt(3) for s in (0.1, 0.2)])
     assert table["count"].to_list() == [3, 3]
     alone = group_curve(Group("a", runs[:1]), "test_accuracy")
@@ -170,10 +169,32 @@ def test_runs_join_at_common_complete_rounds_and_end(tmp_path: Path) -> None:
     runs = (rounds(tmp_path, 1, 2, last=12, end_s=20.0), rounds(tmp_path, 2, 3, last=24, end_s=30.0))
     table = group_curve(Group("a", runs), "test_accuracy")
     # The second nodes reached rounds 6 and 12, so rounds 0 and 6 are complete in both runs.
-    assert table["point"].to_list() == [0, 1, 2]
     assert table["round"].to_list() == [0, 6, (9 + 18) / 2]
-    assert table["time_s"].to_list() == [0, 6, 25]
     assert table["mean"].to_list() == pytest.approx([0, 0.06, 0.25])
+
+
+def test_runs_join_over_time_at_common_instants(tmp_path: Path) -> None:
+    """From where both runs have begun (0.5 s) until the first one ends (2 s), each with its value at that time."""
+    curves = ([(0.0, 0.0), (1.0, 0.2), (2.0, 0.4)], [(0.5, 0.1), (1.25, 0.5), (3.0, 0.9)])
+    runs = tuple(
+        timed(
+            tmp_path,
+            [(time_s, (value, value)) for time_s, value in curve],
+            seed=seed,
+            evaluation={"every_s": 0.25},
+        )
+        for seed, curve in enumerate(curves)
+    )
+    table = group_curve(Group("a", runs), "test_accuracy", "time_s")
+    assert table["time_s"].to_list() == [0.5, 1.0, 1.25, 2.0]
+    assert table["mean"].to_list() == pytest.approx(
+        [(0.0 + 0.1) / 2, (0.2 + 0.1) / 2, (0.2 + 0.5) / 2, (0.4 + 0.5) / 2]
+    )
+    differences = np.array([0.1, 0.1, 0.3, 0.1])
+    assert table["half"].to_list() == pytest.approx(12.7062 * differences / 2, rel=1e-4)
+    by_bytes = group_curve(Group("a", runs), "test_accuracy", "bytes")  # 200 bytes a second
+    assert by_bytes["bytes"].to_list() == [100, 200, 250, 400]
+    assert by_bytes["mean"].to_list() == pytest.approx(table["mean"].to_list())
 
 
 def test_runs_on_time_grids_join_at_equal_times(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -
     first, _ = (folder / "captions.md").read_text().split("\n\n")
     assert first == (
         "**test-accuracy-vs-bytes.png**: Test accuracy in % against bytes that all nodes have sent, 4 nodes. Lines: mean over"
-        " runs, each the mean over its nodes (batch_size 8: 2 runs; batch_size 16: 2 runs). Bands: 95 % confidence interval"
+        " runs, each the mean over its nodes of their newest models (batch_size 8: 2 runs; batch_size 16: 2 runs). Bands: 95 % confidence interval"
         " over the runs (Student's t)."
     )
     alone = write_figures(runs[:1], groups(runs[:1]), folder, **options)

@@ -126,7 +126,7 @@ def test_page_of_a_record_without_totals_says_at_least(tmp_path: Path) -> None:
     cards = dict(re.findall(r'<dt>(.*?)</dt><dd>.*?</dd><dd class="small">(.*?)</dd>', page))
     on_record = "700 received (5 late, 100 superseded), 250 lost, 250 cancelled"
     assert cards["messages"] == f"sent; on record are {on_record}"
-    assert cards["rounds"] == "of the furthest node, 4 of the slowest"
+    assert cards["rounds"] == "of the furthest node, 4 of the slowest; 1 of 7 on record"
     assert "<dt>messages</dt><dd>at least 1,000</dd>" in page
 
 
@@ -136,7 +136,9 @@ def test_killed_run_is_shown_up_to_last_complete_evaluation(tmp_path: Path) -> N
     lines = segment.read_text().splitlines(keepends=True)
     segment.write_text("".join(lines[:-2]))  # the last node's row and the network's
     page = render([Run(run.path)])
-    assert "over 3 nodes in round 10, the last complete evaluation" in page
+    assert (
+        "over 3 nodes, rounds 10 to 20" in page
+    )  # the newest rows: those of the saved models, if there were any
     assert "<dt>parameters</dt><dd>50</dd>" in page
 
 
@@ -171,7 +173,9 @@ def test_experiment_texts_are_escaped(tmp_path: Path) -> None:
 def test_page_data_matches_recorded_values(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=3, rounds=(0, 10, 20), asynchronous=True)
     [data] = page_data([run])["runs"]
-    assert data["points"]["time_s"] == [0, 5, 10]
+    assert data["metrics"]["test_accuracy"]["steps"]["time_s"] == [0, 5, 10]
+    rounds = run.metrics.filter(pl.col("node") >= 0, pl.col("time_s") == 10)["round"]
+    assert data["points"]["text"][2] == f"rounds {rounds.min()} to {rounds.max()} · 10 s"
     for node in range(3):
         recorded = run.metrics.filter(pl.col("node") == node)["test_accuracy"].to_list()
         assert data["nodes"]["values"]["test_accuracy"][node] == pytest.approx(recorded, rel=1e-3)
@@ -186,8 +190,9 @@ def test_rounding_noise_is_not_shown_as_spread(tmp_path: Path) -> None:
     run.__dict__["metrics"] = noise
     assert noise.filter(pl.col("node") >= 0)["test_loss"].n_unique() == 3
     [data] = page_data([run])["runs"]
-    assert data["metrics"]["test_loss"]["std"] == [0, 0]
-    assert all(data["metrics"]["test_accuracy"]["std"])
+    for kind in ("points", "steps"):
+        assert data["metrics"]["test_loss"][kind]["std"] == [0, 0]
+        assert all(data["metrics"]["test_accuracy"][kind]["std"])
 
 
 def test_each_point_shows_the_graph_of_its_round(tmp_path: Path) -> None:
@@ -202,7 +207,7 @@ def test_each_point_shows_the_graph_of_its_round(tmp_path: Path) -> None:
 def test_long_runs_are_thinned_only_for_single_nodes(tmp_path: Path) -> None:
     run = synthetic(tmp_path, nodes=2, rounds=range(301))
     [data] = page_data([run])["runs"]
-    assert len(data["metrics"]["test_loss"]["mean"]) == 301
+    assert len(data["metrics"]["test_loss"]["points"]["mean"]) == 301
     assert len(data["nodes"]["at"]) == MAX_NODE_POINTS
     assert data["nodes"]["at"][0] == 0
     assert data["nodes"]["at"][-1] == 300
@@ -254,8 +259,9 @@ def test_spread_of_many_nodes_is_shown_by_quantiles(tmp_path: Path) -> None:
     [data] = page_data([run])["runs"]
     assert data["quantiles"]
     values = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 10)["test_loss"]
-    quantiles = [series[1] for series in data["metrics"]["test_loss"]["quantiles"]]
-    assert quantiles == pytest.approx(np.quantile(values, [0.05, 0.25, 0.75, 0.95]), rel=1e-4)
+    for kind in ("points", "steps"):
+        quantiles = [series[1] for series in data["metrics"]["test_loss"][kind]["quantiles"]]
+        assert quantiles == pytest.approx(np.quantile(values, [0.05, 0.25, 0.75, 0.95]), rel=1e-4)
     assert "the middle 50 % and 90 % of the nodes" in render([run])
     assert "± one standard deviation" in render([synthetic(tmp_path, nodes=20, rounds=(0, 10))])
 
@@ -265,7 +271,7 @@ def test_mean_over_only_fast_nodes_is_not_drawn(tmp_path: Path) -> None:
     ahead = run.metrics.filter((pl.col("round") < 20) | (pl.col("node") == 0))
     run.__dict__["metrics"] = ahead
     [data] = page_data([run])["runs"]
-    assert [mean is None for mean in data["metrics"]["test_loss"]["mean"]] == [False, False, True]
+    assert [mean is None for mean in data["metrics"]["test_loss"]["points"]["mean"]] == [False, False, True]
 
 
 def test_default_axis_suits_all_runs(tmp_path: Path) -> None:
@@ -359,7 +365,11 @@ def compared(out: Path) -> list[Run]:
     """Two groups of two seeds; the second reaches its level later."""
     return [
         timed(
-            out, [(0.0, (0.1, 0.2)), (1.0, (0.5, 0.6 * skill)), (2.0, (0.9, 0.8))], seed=seed, batch_size=size
+            out,
+            [(0.0, (0.1, 0.2)), (1.0, (0.5, 0.6 * skill)), (2.0, (0.9, 0.8))],
+            seed=seed,
+            batch_size=size,
+            evaluation={"every_rounds": 1},
         )
         for size, skill in ((8, 1.0), (16, 0.5))
         for seed in (1, 2)
@@ -391,10 +401,12 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     assert data["together"]
     first, second = data["groups"]
     assert (first["label"], first["runs"], second["label"]) == ("batch_size 8", 2, "batch_size 16")
-    curve = first["metrics"]["test_accuracy"]
-    assert curve["points"]["time_s"] == [0, 1, 2]
-    assert curve["mean"] == pytest.approx([0.15, 0.55, 0.85])
-    assert curve["half"] == pytest.approx([0, 0, 0])
+    curves = first["metrics"]["test_accuracy"]
+    places = {"round": [0, 1, 2], "time_s": [0, 1, 2], "bytes": [0, 200, 400]}
+    assert {axis: curve["x"] for axis, curve in curves.items()} == places  # no wall time is recorded
+    for curve in curves.values():
+        assert curve["mean"] == pytest.approx([0.15, 0.55, 0.85])
+        assert curve["half"] == pytest.approx([0, 0, 0])
     colours = [run["colour"] for run in data["runs"]]
     assert colours == [first["colour"]] * 2 + [second["colour"]] * 2
     assert 'id="comparison"' not in render(runs)

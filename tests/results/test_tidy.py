@@ -46,31 +46,37 @@ def test_statistics_are_over_nodes_only(
     assert summary(run, "test_accuracy", network=True)["mean"].to_list() == [1e6]
 
 
-def test_curve_has_coordinates_on_every_axis(tmp_path: Path) -> None:
+def test_point_of_a_round_has_a_range_of_times(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
-        {"node": 0, "round": 0, "time_s": 0.0, "wall_s": 1.0, "bytes_sent": 0, "test_loss": 3.0},
-        {"node": 1, "round": 0, "time_s": 0.0, "wall_s": 3.0, "bytes_sent": 0, "test_loss": 1.0},
-        {"node": 0, "round": 5, "time_s": 1.0, "wall_s": 4.0, "bytes_sent": 10, "test_loss": 1.0},
-        {"node": 1, "round": 5, "time_s": 2.0, "wall_s": 6.0, "bytes_sent": 30, "test_loss": None},
+        {"node": 0, "round": 0, "time_s": 0.0, "test_loss": 3.0},
+        {"node": 1, "round": 0, "time_s": 0.0, "test_loss": 1.0},
+        {"node": 0, "round": 5, "time_s": 1.0, "test_loss": 1.0},
+        {"node": 1, "round": 5, "time_s": 2.0, "test_loss": 3.0},
+        {"node": 2, "round": 5, "time_s": 9.0, "test_loss": None},  # not a node with the metric
     )
-    # The coordinates of the nodes that have the metric.
-    expected = {"round": [0, 5], "time_s": [0, 1.0], "wall_s": [2, 4], "bytes": [0, 40]}
-    for axis, coordinates in expected.items():
-        table = summary(run, "test_loss")
-        assert table[axis].to_list() == coordinates
-        assert table["mean"].to_list() == [2.0, 1.0]
-        assert table["count"].to_list() == [2, 1]
+    table = summary(run, "test_loss")
+    ranges = table.select("round_least", "round_most", "time_s_least", "time_s_most").rows()
+    assert ranges == [(0, 0, 0.0, 0.0), (5, 5, 1.0, 2.0)]
+    assert table["mean"].to_list() == [2.0, 2.0]
+    assert not {"time_s", "bytes"} & {*table.columns}
+    assert points(run)["time_s_most"].to_list() == [0.0, 9.0]
 
 
 def test_bytes_of_lost_node_still_count(tmp_path: Path) -> None:
     run = recorded(
         tmp_path,
-        *({"node": 0, "round": r, "bytes_sent": 10 * r, "test_loss": 1.0} for r in range(4)),
-        *({"node": 1, "round": r, "bytes_sent": 7 * r, "test_loss": 1.0} for r in range(2)),
-        {"node": -1, "round": 3, "consensus_distance": 2.0},
+        *(
+            {"node": node, "round": r, "time_s": r + node / 2, "bytes_sent": each * r, "test_loss": 1.0}
+            for node, each, last in ((0, 10, 3), (1, 7, 1))
+            for r in range(last + 1)
+        ),
     )
-    assert points(run)["bytes"].to_list() == [0, 17, 27, 37]
+    steps = run.steps("test_loss")
+    assert steps is not None
+    # Node 1 is at 0.5 and 1.5 s.
+    sent = {0.5: 0, 1.0: 10, 1.5: 17, 2.0: 27, 3.0: 37}
+    assert dict(steps.table.select("time_s", "bytes").iter_rows()) == sent
     assert final_summary(run).bytes_sent == 37
 
 
@@ -93,7 +99,8 @@ def test_rows_of_one_tick_form_one_point(tmp_path: Path) -> None:
     )
     table = summary(run, "test_loss")
     assert table["count"].to_list() == [2, 2, 2]
-    assert table["time_s"].to_list() == pytest.approx([0.0, 5.005, 10.01])
+    assert table.select("time_s_least", "time_s_most").rows() == [(0.0, 0.0), (5.0, 5.01), (10.0, 10.02)]
+    assert table.select("round_least", "round_most").rows() == [(0, 0), (3, 7), (6, 12)]
     assert table["mean"].to_list() == [0.0, 5.0, 9.0]
 
 
@@ -117,7 +124,9 @@ def test_every_metric_is_over_all_nodes_of_a_tick(tmp_path: Path) -> None:
 
 def test_unrecorded_axes_are_null(tmp_path: Path) -> None:
     run = recorded(tmp_path, {"node": 0, "round": 0, "test_loss": 1.0})
-    assert points(run).row(0) == (0, 0.0, None, None, None)
+    assert points(run).row(0) == (0, 0.0, 0, 0, None, None)
+    assert run.steps("test_loss") is None
+    assert final_of(run, "test_loss") == 1.0
     assert final_summary(run).bytes_sent is None
 
 
@@ -161,7 +170,7 @@ def test_final_summary_has_last_and_best_values(tmp_path: Path) -> None:
     assert (accuracy.mean, accuracy.count) == (pytest.approx(0.6), 2)
     assert accuracy.std == pytest.approx(0.1)
     assert accuracy.best is not None
-    assert (accuracy.best.mean, accuracy.best.round) == (0.9, 1)
+    assert (accuracy.best.mean, accuracy.best.round_most, accuracy.best.of) == (0.9, 1, 2)
     assert math.isnan(loss.mean)  # the mean does not hide a diverged node
     assert loss.best is not None
     assert loss.best.mean == 0.2
@@ -182,17 +191,18 @@ def test_final_value_is_from_last_complete_evaluation(tmp_path: Path) -> None:
         ]
 
     killed = final_summary(recorded(tmp_path, *rows(6, 4, 3))).metrics
-    assert (killed["test_accuracy"].round, killed["test_accuracy"].count) == (3, 3)
+    assert (killed["test_accuracy"].round_most, killed["test_accuracy"].count) == (3, 3)
     assert killed["test_accuracy"].mean == pytest.approx(0.3)
     # A node without a loss at a point still has a row there.
-    assert killed["train_loss"].round == 3
+    assert killed["train_loss"].round_most == 3
     for event in ("lost", "left"):
         away = recorded(tmp_path, *rows(6, 6, 3))
         with RunFolder.open(away.path).segment("events") as events:
             events.append({"time_s": 1.0, "node": 2, "event": event, "detail": "node 2 is away"})
         metrics = final_summary(Run(away.path)).metrics
-        assert (metrics["test_accuracy"].round, metrics["test_accuracy"].count) == (6, 2)
-        assert (metrics["train_loss"].round, metrics["train_loss"].count) == (6, 1)
+        assert (metrics["test_accuracy"].round_most, metrics["test_accuracy"].count) == (6, 2)
+        assert metrics["test_accuracy"].nodes == 3
+        assert (metrics["train_loss"].round_most, metrics["train_loss"].count) == (6, 1)
 
 
 def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None:
@@ -221,7 +231,8 @@ def test_absent_node_does_not_make_evaluation_incomplete(tmp_path: Path) -> None
     assert run.curves["complete"].to_list() == [True] * 3
     last = final(run, "test_accuracy")
     assert last is not None
-    assert (last.round, last.count, last.mean) == (20, 2, pytest.approx(0.2))
+    assert (last.round_least, last.round_most, last.count, last.nodes) == (20, 20, 2, 3)
+    assert last.mean == pytest.approx(0.2)
 
 
 def test_best_value_is_from_complete_evaluations(tmp_path: Path) -> None:
@@ -233,7 +244,8 @@ def test_best_value_is_from_complete_evaluations(tmp_path: Path) -> None:
     ]
     best = final_summary(recorded(tmp_path, *rows)).metrics["test_accuracy"].best
     assert best is not None
-    assert (best.mean, best.round) == (pytest.approx(0.35), 3)
+    assert (best.mean, best.round_least, best.round_most) == (pytest.approx(0.35), 3, 3)
+    assert best.of == 4
 
 
 def test_area_is_the_mean_over_rounds(tmp_path: Path) -> None:
@@ -273,8 +285,9 @@ def test_end_of_asynchronous_nodes_is_a_separate_point(tmp_path: Path) -> None:
     assert table["count"].to_list() == [2, 2, 1, 1, 1, 1, 1, 2]
     accuracy = final_summary(run).metrics["test_accuracy"]
     assert (accuracy.mean, accuracy.count) == (pytest.approx(0.65), 2)
-    assert points(run)["time_s"].to_list() == [0.0, 2.5, 2.0, 3.0, 4.0, 5.0, 6.0, 6.5]
-    assert points(run)["bytes"][-1] == 130
+    assert (accuracy.round_least, accuracy.round_most) == (1, 6)
+    times = points(run).select("time_s_least", "time_s_most").rows()
+    assert times == [(0.0, 0.0), (1.0, 4.0), *((k, k) for k in (2.0, 3.0, 4.0, 5.0, 6.0)), (6.5, 6.5)]
 
 
 def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
@@ -301,7 +314,8 @@ def test_round_rows_are_not_points_of_a_time_grid(tmp_path: Path) -> None:
     ]
     run = recorded(tmp_path, *rows, *end, experiment="{name: t, nodes: 2, evaluation: {every_s: 5.0}}")
     table = summary(run, "test_loss")
-    assert table["time_s"].to_list() == [1.375, 6.375, 11.375, 13.0]
+    times = table.select("time_s_least", "time_s_most").rows()
+    assert times == [(0.0, 2.75), (5.0, 7.75), (10.0, 12.75), (13.0, 13.0)]
     assert table["mean"].to_list() == [0.5, 1.5, 2.5, 5.5]
     assert table["count"].to_list() == [2, 2, 2, 2]
 
@@ -318,7 +332,7 @@ def test_end_at_an_evaluation_adds_no_point(tmp_path: Path, moment: str, every_s
     ]
     setting = "" if every_s is None else f", evaluation: {{every_s: {every_s}}}"
     run = recorded(tmp_path / "all", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")
-    assert points(run)["time_s"].to_list() == [0.0, 0.5, 1.0]
+    assert points(run)["time_s_most"].to_list() == [0.0, 0.5, 1.0]
     # If a round of node 0 ends the run, node 1 is still in a round.
     rows[-1] |= {"moment": "end"}
     run = recorded(tmp_path / "one", *rows, experiment=f"{{name: t, nodes: 2{setting}}}")

@@ -6,41 +6,7 @@ import polars as pl
 import pytest
 
 from gossamer import Experiment, run
-from gossamer.config import Target
-from gossamer.results.tidy import lower_is_better
-from gossamer.runtime.recording import MAX_PENDING, TargetWatch
-
-
-@pytest.mark.parametrize(
-    "metric",
-    [
-        "test_accuracy",
-        "test_loss",
-        "test_error",
-        "test_rmse",
-        "test_mae",
-        "test_perplexity",
-        "consensus_distance",
-    ],
-)
-def test_target_is_met_in_the_direction_of_improvement(metric: str) -> None:
-    """For every kind of metric: a value on either side of the level, and the level itself."""
-    met = {}
-    for value in (0.4, 0.5, 0.6):
-        watch = TargetWatch(Target(metric=metric, value=0.5), [0])
-        met[value] = watch.reached(1, {"node": 0, metric: value})
-    lower = lower_is_better(metric)
-    assert met == {0.4: lower, 0.5: True, 0.6: not lower}
-    assert lower == (metric != "test_accuracy")
-
-
-def test_target_uses_the_mean_over_evaluated_nodes() -> None:
-    watch = TargetWatch(Target(metric="test_rmse", value=1.0), [0, 2])
-    assert not watch.reached(5, {"node": 0, "test_rmse": 0.5})
-    assert not watch.reached(5, {"node": 1, "test_rmse": 0.0})  # not among the evaluated nodes
-    assert not watch.reached(5, {"node": 2, "test_rmse": 1.6})
-    assert not watch.reached(6, {"node": 2, "test_rmse": 1.4})
-    assert watch.reached(6, {"node": 0, "test_rmse": 0.5})
+from gossamer.runtime.recording import MAX_PENDING
 
 
 def test_snapshots_do_not_pile_up_behind_a_slow_node(tmp_path: Path) -> None:

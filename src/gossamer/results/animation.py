@@ -78,7 +78,7 @@ def _frames(axes: Any, run: Any, values: Any, colours: Any, named: bool) -> list
         ends = np.array(graphs[min(point, len(graphs) - 1)], dtype=int).reshape(-1, 2)
         lines.set_segments(positions[ends])
         dots.set_facecolors(colours.to_rgba(np.ma.masked_invalid(values[:, point])))
-        title = f"round {run['points']['round'][run['nodes']['at'][point]]:.4g}"
+        title = run["points"]["text"][run["nodes"]["at"][point]]
         axes.set_title(f"{run['label']}: {title}" if named else title)
 
     points = np.flatnonzero(np.isfinite(values).any(axis=0)).tolist()

@@ -1,10 +1,10 @@
 """Comparison of groups of runs by measures: metrics at the end or at a budget, time and bytes to reach a
 level, areas under curves.
 
-A run reaches a level of a metric at the first complete evaluation point at which the mean over the nodes is
-at least as good. Nothing is interpolated, so a time is at most one evaluation step too long. Times are on the
-engine's clock; traffic is the total sent by all nodes until then. Means over the runs of a group have 95 %
-confidence intervals by Student's t.
+Times to a level and values at a budget are steps of :mod:`gossamer.results.steps`; nothing is interpolated. Each has a
+resolution: how long before it the record last knows the model of some node. Where that is more than a tenth of the
+time, the tables mark the number and show no difference or ratio. Times are on the engine's clock; traffic is the total
+sent by all nodes until then. Means over the runs of a group have 95 % confidence intervals by Student's t.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 
@@ -33,13 +33,14 @@ from gossamer.results.formatting import (
 )
 from gossamer.results.groups import Baseline, Group
 from gossamer.results.run import Run
+from gossamer.results.steps import Resolution, check_timed
 from gossamer.results.tidy import (
     check_recorded,
     comparison_metrics,
-    complete_curve,
     confidence,
     final,
     lower_is_better,
+    rounds_on_record,
     total,
 )
 
@@ -52,6 +53,8 @@ COLUMNS: dict[str, Any] = {
     **dict.fromkeys(
         ("mean", "mean_half", "difference", "difference_half", "ratio", "ratio_half"), pl.Float64
     ),
+    "resolution": pl.Float64,
+    "coarse": pl.String,
 }
 
 _NOTE = (
@@ -64,10 +67,25 @@ _PAIRED = (
 )
 
 
+_COARSE = "*"
+"""The mark of a number that is only known to more than a tenth of its time."""
+
+
+def _exact(run: Run) -> Resolution | None:
+    """The resolution of a number that does not depend on when nodes were evaluated."""
+
+
+_COARSELY = (
+    f"{_COARSE} Evaluations are too far apart: the right number may be of an instant that is earlier by more than a tenth of"
+    " the time, so no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or every_s). "
+)
+
+
 class Measure(NamedTuple):
     """A measure that compares groups: ``of`` returns its number for a run, or None if the run has none, such
     as a time to a level that it has not reached. ``table`` and ``column`` are titles. ``unit`` is "share",
-    "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show."""
+    "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show. ``resolution`` says how
+    exactly the number of a run is known; None if it does not depend on when nodes were evaluated."""
 
     name: str
     table: str
@@ -75,6 +93,7 @@ class Measure(NamedTuple):
     unit: str
     of: Callable[[Run], float | None]
     against: Sequence[Number] = ("difference",)
+    resolution: Callable[[Run], Resolution | None] = _exact
 
     def text(
         self, value: float | None, half: float | None, number: Number = "mean", size: float | None = None
@@ -94,10 +113,10 @@ class Measure(NamedTuple):
 def measure(text: str) -> Measure:
     """The measure with this name. ValueError for an unknown one.
 
-    ``METRIC`` is the value at the last complete evaluation; ``time_s`` and ``bytes`` are totals of the whole
+    ``METRIC`` is the value at the end; ``time_s`` and ``bytes`` are totals of the whole
     run. ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes reaches a level; ``bytes to
     METRIC=LEVEL`` is the total sent by all nodes until then. ``METRIC at bytes=N`` and ``METRIC at
-    time_s=SECONDS`` are values at the last complete evaluation within a budget, only for runs that have used
+    time_s=SECONDS`` are values at the last step of :meth:`Run.steps` within a budget, only for runs that have used
     it up, since others might have improved further. ``area METRIC`` is the area under the curve over rounds,
     divided by the number of rounds; ``area METRIC relative to OTHER`` is its relative difference from the
     area of another metric of the same run."""
@@ -131,34 +150,52 @@ def _figure(metric: str, field: Literal["mean", "area"], run: Run) -> float | No
 
 
 def _total(axis: str) -> Measure:
-    end = partial(total, axis=cast("Literal['time_s', 'bytes']", axis))
-    return Measure(axis, "at the end", *_AXES[axis], end, ())
+    return Measure(axis, "at the end", *_AXES[axis], partial(total, axis=axis), ())
 
 
 def _time_to(axis: str, metric: str, number: str) -> Measure:
-    level, low, mean = float(number), lower_is_better(metric), pl.col("mean")
-    reached = (mean <= level if low else mean >= level) & mean.is_not_nan()
+    def first(run: Run) -> dict[str, Any] | None:
+        steps = run.steps(metric)
+        index = None if steps is None else steps.first(level)
+        return None if steps is None or index is None else steps.table.row(index, named=True)
+
+    def position(run: Run) -> float | None:
+        step = first(run)
+        return None if step is None else step[axis]
+
+    def resolution(run: Run) -> Resolution | None:
+        steps, step = run.steps(metric), first(run)
+        return None if steps is None or step is None else steps.before(step["time_s"])
+
+    level, low = float(number), lower_is_better(metric)
     text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
     title = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
-    first = partial(_on_curve, metric, pl.col(axis).filter(reached).first())
-    return Measure(f"{axis} to {metric}={level:g}", title, *_AXES[axis], first, _COMPARED)
+    name = f"{axis} to {metric}={level:g}"
+    return Measure(name, title, *_AXES[axis], position, _COMPARED, resolution)
 
 
 def _at_budget(metric: str, axis: str, number: str) -> Measure:
-    def within(run: Run) -> float | None:
-        if max(run.curves[axis].drop_nulls(), default=0.0) < budget:
+    def within(run: Run) -> dict[str, Any] | None:
+        steps = run.steps(metric)
+        if steps is None or (total(run, axis) or 0.0) < budget:
             return None
-        return _on_curve(metric, pl.col("mean").filter(pl.col(axis) <= budget).last(), run)
+        inside = steps.table.filter(pl.col(axis) <= budget)
+        return inside.row(-1, named=True) if inside.height else None
+
+    def value(run: Run) -> float | None:
+        step = within(run)
+        return None if step is None else step["mean"]
+
+    def resolution(run: Run) -> Resolution | None:
+        steps, step = run.steps(metric), within(run)
+        if steps is None or step is None:
+            return None
+        return steps.until(budget if axis == "time_s" else step["time_s"])
 
     budget = float(number)
     title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
-    return Measure(f"{metric} at {axis}={budget:g}", title, metric_title(metric), _unit(metric), within)
-
-
-def _on_curve(metric: str, number: pl.Expr, run: Run) -> float | None:
-    """A number computed from a metric's complete points, in the order of time."""
-    curve = complete_curve(run, metric).drop_nulls("time_s").sort("time_s", "point")
-    return cast("float | None", curve.select(number).to_series().first())
+    name = f"{metric} at {axis}={budget:g}"
+    return Measure(name, title, metric_title(metric), _unit(metric), value, resolution=resolution)
 
 
 def _unit(metric: str) -> str:
@@ -197,6 +234,12 @@ def measures(
         if metric is not None:
             check_recorded(option, metric, runs)
     chosen = metrics or comparison_metrics(runs)
+    timed = [("--time-to", metric) for metric, _ in goals]
+    timed += [("--budget", metric) for metric in chosen if limits]
+    for option, metric in timed:
+        for run in runs:
+            if metric in run.metrics.columns and run.metrics[metric].count():
+                check_timed(run, metric, f"{option} {metric}")
     names = [*chosen] if metrics else [*chosen, *_AXES]
     names += [f"{axis} to {metric}={level}" for metric, level in goals for axis in _AXES]
     names += [f"{metric} at {axis}={budget}" for axis, budget in limits for metric in chosen]
@@ -233,17 +276,26 @@ class Comparison:
             number), ``mean`` (null unless all runs have it, since the mean of the others would flatter the
             group), ``baseline``, and over ``pairs`` the mean ``difference`` and the ``ratio`` of the two
             means (null unless all runs of the baseline have the number). ``*_half`` are half the widths of 95
-            % confidence intervals (null for one run; of ratios by linearization).
+            % confidence intervals (null for one run; of ratios by linearization). ``resolution`` is the largest
+            :class:`~gossamer.results.steps.Resolution` of the runs in seconds; ``coarse`` says which run is known to
+            no better than a tenth of its time, and then there is neither a difference nor a ratio.
+        remarks: what a reader has to know about these runs, in sentences.
     """
 
     rows: pl.DataFrame
     measures: tuple[Measure, ...]
     baseline: Baseline | None
+    remarks: tuple[str, ...] = ()
 
     @property
     def note(self) -> str:
         """An explanation of the tables."""
-        return _NOTE if self.baseline is None else _NOTE + _PAIRED
+        coarse = self.rows.filter(pl.col("coarse").is_not_null(), pl.col("mean").is_not_null())
+        marked = coarse.unique(["group", "coarse"], maintain_order=True).select("group", "coarse").rows()
+        lines = [_NOTE if self.baseline is None else _NOTE + _PAIRED, *self.remarks]
+        if marked:
+            lines += [_COARSELY, *(f"{_COARSE} {group}: {text}" for group, text in marked)]
+        return "\n".join(lines)
 
     def tables(self) -> list[Table]:
         """The rows as text: one table for each title of the measures, with a line per group."""
@@ -268,6 +320,8 @@ class Comparison:
 
 def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
     text = measure.text(row[number], row[f"{number}_half"], number, row["mean"])
+    if number == "mean" and row["coarse"] and row["mean"] is not None:
+        text += _COARSE
     return f"+{text}" if number == "difference" and (row[number] or 0) > 0 else text
 
 
@@ -286,8 +340,53 @@ def compare(
         values = {run: measure.of(run) for group in groups for run in group.samples}
         for label, members in _merged(groups, per).items():
             row = {"group": label, "measure": measure.name, "baseline": baseline and baseline.title}
-            rows.append(row | _figures(members, values, baseline))
-    return Comparison(pl.DataFrame(rows, schema=COLUMNS), tuple(measures), baseline)
+            figures = _figures(members, values, baseline)
+            rows.append(row | figures | _resolved(measure, members, baseline))
+    remarks = _remarks(groups, measures)
+    return Comparison(pl.DataFrame(rows, schema=COLUMNS), tuple(measures), baseline, remarks)
+
+
+def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> tuple[str, ...]:
+    shown = []
+    for group in groups:
+        for run in group.samples:
+            on_record, rounds = rounds_on_record(run)
+            if run.every_s is not None and on_record < rounds:
+                shown.append(f"{group.label}: {on_record:,} of {rounds:,} rounds on record")
+                break
+    remarks = [f"The time grid is coarser than the rounds. {'; '.join(shown)}."] if shown else []
+    known = [{"network_bytes"} & {*run.metrics.columns} for group in groups for run in group.samples]
+    if any(measure.resolution is not _exact and "bytes" in measure.name for measure in measures) and not all(
+        known
+    ):
+        remarks.append(
+            "Bytes of runs of older versions are those that their rows tell of: at least so many were sent."
+        )
+    return tuple(remarks)
+
+
+def _resolved(measure: Measure, members: Sequence[Group], baseline: Baseline | None) -> dict[str, Any]:
+    """The columns of one row about the resolution of its numbers. Where one is coarse, in the row or in its baseline,
+    there is neither a difference nor a ratio."""
+    others = (
+        [] if baseline is None else [baseline.groups[g.label] for g in members if g.label in baseline.groups]
+    )
+    known = [
+        [(run, found) for group in side for run in group.samples if (found := measure.resolution(run))]
+        for side in (members, others)
+    ]
+    row: dict[str, Any] = {}
+    own, _ = known
+    if own:
+        row["resolution"] = max(found.age_s for _, found in own)
+    coarse = [(run, found) for run, found in own if found.coarse]
+    if coarse:
+        run, worst = max(coarse, key=lambda pair: pair[1].age_s / (pair[1].time_s or 1.0))
+        row["coarse"] = f"{worst} (seed {run.experiment.get('seed')})"
+    if any(found.coarse for side in known for _, found in side):
+        compared = ("difference", "ratio")
+        row |= dict.fromkeys(name for number in compared for name in (number, f"{number}_half"))
+    return row
 
 
 def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group]]:

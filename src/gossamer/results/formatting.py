@@ -62,6 +62,25 @@ def seconds_text(value: int | float | None) -> str:
     return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:,.1f} h"
 
 
+def rounds_text(least: int, most: int) -> str:
+    """A range of rounds."""
+    return f"round {most:,}" if least == most else f"rounds {least:,} to {most:,}"
+
+
+def nodes_text(count: int, nodes: int) -> str:
+    """The nodes that a statistic covers."""
+    return f"{count:,} nodes" if count == nodes else f"{count:,} of {nodes:,} nodes"
+
+
+def point_text(point: Mapping[str, Any]) -> str:
+    """An evaluation point (a row of :func:`gossamer.results.tidy.points`): its rounds and its times."""
+    first_s, last_s = point["time_s_least"], point["time_s_most"]
+    texts = [rounds_text(point["round_least"], point["round_most"])]
+    if last_s is not None:
+        texts.append(f"{last_s:.4g} s" if first_s == last_s else f"{first_s:.4g} to {last_s:.4g} s")
+    return " · ".join(texts)
+
+
 def bytes_unit(value: float) -> tuple[str, float]:
     """A suitable unit for a number of bytes, and its size in bytes."""
     units = ("B", "kB", "MB", "GB", "TB", "PB")

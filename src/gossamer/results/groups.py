@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from gossamer.errors import BadInput, suggest
 from gossamer.results.formatting import differing, distinguishing_names, flat, part, short_names
 from gossamer.results.run import Run
-from gossamer.results.tidy import AXES, complete_curve, student_t
+from gossamer.results.steps import MAX_DRAWN
+from gossamer.results.tidy import complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
@@ -83,13 +85,16 @@ def shows_groups(groups: Sequence[Group]) -> bool:
     return len(groups) > 1 and any(len(group.samples) > 1 for group in groups)
 
 
-def group_curve(group: Group, y: str) -> pl.DataFrame:
-    """A metric at the points that are complete in all samples of a group: the same round, the same instant of
-    the time grid, or the end. Columns: ``point``, the axes, ``mean`` (over the runs, of means over nodes),
-    ``half`` (half the width of its 95 % confidence interval; null for one run) and ``count`` (runs)."""
+def group_curve(group: Group, y: str, x: str = "round") -> pl.DataFrame:
+    """The mean of a metric over the samples of a group, each the mean over its nodes, against an axis. Columns: the axis,
+    ``mean``, ``half`` (half the width of its 95 % confidence interval; null for one run) and ``count`` (runs).
+
+    Over rounds: at the points that are complete in all samples, which are the same round, the same instant of the time grid,
+    or the end. Over time and bytes: at instants of the runs' steps, from where all runs have begun until the first one
+    ends; each run has its value at that instant."""
+    if x != "round":
+        return _over(group, y, x)
     tables = [(run, complete_curve(run, y)) for run in group.samples if y in run.curves["metric"]]
-    count = len(tables)
-    width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
     rows = pl.concat(
         [
             group.samples[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
@@ -99,11 +104,46 @@ def group_curve(group: Group, y: str) -> pl.DataFrame:
     )
     return (
         rows.group_by("on_grid", "instant")
-        .agg(pl.col(AXES).mean(), pl.col("mean").mean(), half=pl.col("mean").std() * width, count=pl.len())
-        .filter(pl.col("count") == count)
+        .agg(
+            pl.col("round").mean(),
+            pl.col("mean").mean(),
+            half=_half(pl.col("mean"), len(tables)),
+            count=pl.len(),
+        )
+        .filter(pl.col("count") == len(tables))
         .sort("instant")
-        .select(pl.int_range(pl.len()).alias("point"), *AXES, "mean", "half", "count")
+        .select("round", "mean", "half", "count")
     )
+
+
+def _over(group: Group, y: str, x: str) -> pl.DataFrame:
+    found = [steps.table.filter(pl.col("count") > 0) for run in group.samples if (steps := run.steps(y))]
+    tables = [table for table in found if table[x].count()]
+    if not tables:
+        return pl.DataFrame(schema={x: pl.Float64, "mean": pl.Float64, "half": pl.Float64, "count": pl.Int64})
+    first, last = max(float(table[x][0]) for table in tables), min(float(table[x][-1]) for table in tables)
+    everywhere = np.unique(np.concatenate([table[x].to_numpy() for table in tables]))
+    common = everywhere[(everywhere >= first) & (everywhere <= last)]
+    some = np.linspace(0, len(common) - 1, min(len(common), MAX_DRAWN)).round().astype(int)
+    at = common[some]
+    values = [
+        table["mean"].to_numpy()[np.searchsorted(table[x].to_numpy(), at, side="right") - 1]
+        for table in tables
+    ]
+    rows = pl.DataFrame({x: np.tile(at, len(values)), "mean": np.concatenate(values)})
+    return (
+        rows.group_by(x)
+        .agg(pl.col("mean").mean(), half=_half(pl.col("mean"), len(tables)), count=pl.len().cast(pl.Int64))
+        .sort(x)
+        .select(x, "mean", "half", "count")
+    )
+
+
+def _half(values: pl.Expr, count: int) -> pl.Expr:
+    """Half the width of the 95 % confidence interval of a mean over some runs; null for one."""
+    if count < 2:
+        return pl.lit(None, dtype=pl.Float64)
+    return values.std() * (student_t(count - 1) / math.sqrt(count))
 
 
 def _settings(run: Run) -> dict[str, Any]:

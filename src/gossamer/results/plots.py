@@ -19,7 +19,15 @@ from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import Group, group_curve, labels, shows_groups
 from gossamer.results.run import Run
-from gossamer.results.tidy import AXES, check_recorded, complete_curve, main_metric
+from gossamer.results.steps import check_timed
+from gossamer.results.tidy import (
+    AXES,
+    belongs_to_model,
+    check_recorded,
+    complete_curve,
+    main_metric,
+    recorded,
+)
 
 PALETTE = ("#0072B2", "#E1441B", "#18A030", "#B4508C", "#734521", "#008FFF", "#977373", "#3B2A66")
 """Colours with a contrast of at least 3:1 on white, chosen so that any two of them also differ for
@@ -47,10 +55,16 @@ _STYLE = {
 
 
 def axis_title(x: str, runs: Sequence[Run]) -> str:
-    """Title of an x axis, with its unit."""
+    """Title of an x axis, with its unit. On a time grid, the nodes of a point are in different rounds."""
     time = "virtual time / s" if all(run.virtual for run in runs) else "time / s"
-    titles = {"time_s": time, "wall_s": "wall time / s", "bytes": "sent by all nodes / bytes"}
-    return titles.get(x, x)
+    rounds = "round, mean over the nodes" if any(run.every_s is not None for run in runs) else "round"
+    titles = {
+        "round": rounds,
+        "time_s": time,
+        "wall_s": "wall time / s",
+        "bytes": "sent by all nodes / bytes",
+    }
+    return titles[x]
 
 
 # --- graphs
@@ -96,12 +110,15 @@ def positions(
 def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
     """A metric against one of the axes, as a ``matplotlib.figure.Figure``: for each run, the mean over the
     nodes with a band of one standard deviation, or for each group, the mean over its runs with a band of its
-    95 % confidence interval. BadInput for a metric that no run has recorded."""
+    95 % confidence interval. Over rounds, a curve joins evaluation points; over time and bytes it is a step function.
+    BadInput for a metric that no run has recorded, or that has no place on the axis."""
     check_recorded("metric", y, runs)
     if groups is None:
-        bands, names = [_band(run, y) for run in runs], labels(runs)
+        bands, names = [_band(run, y, x) for run in runs], labels(runs)
     else:
-        bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
+        _check_axis(runs, y, x)
+        curves = [group_curve(group, y, x) for group in groups]
+        bands = [curve.with_columns(spread=pl.col("half").fill_null(0.0)) for curve in curves]
         names = [group.label for group in groups]
     figure, axes = _figure(6.4, 4.0)
     for label, band in zip(names, bands, strict=True):
@@ -117,23 +134,45 @@ def plot_run(run: Run, metric: str | None, ax: Any, x: str, label: str) -> Any:
         raise BadInput(f"x: got {x!r}; accepted: {', '.join(AXES)}")
     check_recorded("metric", metric, [run])
     axes = matplotlib("pyplot").subplots(layout="constrained")[1] if ax is None else ax
-    _draw_curve(axes, _band(run, metric), x, label)
+    _draw_curve(axes, _band(run, metric, x), x, label)
     _name_axes(axes, x, metric, [run])
     return axes
 
 
-def _band(run: Run, metric: str) -> pl.DataFrame:
-    return complete_curve(run, metric).with_columns(spread="std")
+def _band(run: Run, metric: str, x: str) -> pl.DataFrame:
+    if x == "round":
+        return complete_curve(run, metric).with_columns(spread="std")
+    _check_axis([run], metric, x)
+    steps = run.steps(metric)
+    if steps is None:  # the run lacks the metric
+        return pl.DataFrame(schema=dict.fromkeys((x, "mean", "spread"), pl.Float64))
+    return steps.drawn().with_columns(spread="std")
+
+
+def _check_axis(runs: Sequence[Run], metric: str, x: str) -> None:
+    for run in runs if x != "round" else ():
+        if metric in run.metrics.columns and run.metrics[metric].count():
+            check_timed(run, metric, f"{metric} over {x}")
 
 
 def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:
-    """Draw ``mean`` against ``x`` in a band of half-width ``spread``, in the next colour."""
+    """Draw ``mean`` against ``x`` in a band of half-width ``spread``, in the next colour: as lines between the points of
+    rounds, and as steps over time and bytes, where a mean holds until a node has a new model."""
     table = table.drop_nulls(x).sort(x, maintain_order=True)
     colour = PALETTE[len(axes.lines) % len(PALETTE)]
     xs, mean, spread = (table[name].to_numpy() for name in (x, "mean", "spread"))
     marker = "o" if len(table) == 1 else None
-    axes.plot(xs, mean, color=colour, label=label, linewidth=1.8, marker=marker)
-    axes.fill_between(xs, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0)
+    step = None if x == "round" else "post"
+    axes.plot(
+        xs,
+        mean,
+        color=colour,
+        label=label,
+        linewidth=1.8,
+        marker=marker,
+        drawstyle="default" if step is None else "steps-post",
+    )
+    axes.fill_between(xs, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0, step=step)
 
 
 def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
@@ -201,7 +240,7 @@ def write_figures(
         folder.mkdir(parents=True, exist_ok=True)
         for metric in metrics:
             for axis in axes:
-                if not any(run.curves[axis].count() for run in runs):
+                if not any(recorded(run, axis) for run in runs):
                     continue
                 figure = curve_figure(runs, metric, axis, together)
                 figure.set_size_inches(width, _HEIGHT * width)
@@ -223,10 +262,15 @@ def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, a
     title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)
     text = f"{title[0].upper()}{title[1:]} against {against.replace(' / ', ' in ')}, {nodes} nodes."
+    newest = (
+        ""
+        if axis == "round" or not all(belongs_to_model(run, metric) for run in runs)
+        else " of their newest models"
+    )
     if groups is None:
-        return f"{text} Lines: mean over the nodes of a run. Bands: ± one standard deviation over the nodes."
+        return f"{text} Lines: mean over the nodes{newest} of a run. Bands: ± one standard deviation over the nodes."
     counts = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups)
-    lines = f"Lines: mean over runs, each the mean over its nodes ({counts})."
+    lines = f"Lines: mean over runs, each the mean over its nodes{newest} ({counts})."
     return f"{text} {lines} Bands: 95 % confidence interval over the runs (Student's t)."
 
 

@@ -27,6 +27,9 @@ from gossamer.results.formatting import (
     flat,
     is_share,
     metric_title,
+    nodes_text,
+    point_text,
+    rounds_text,
     seconds_text,
     value_text,
 )
@@ -34,6 +37,7 @@ from gossamer.results.groups import Group, group_curve, labels, shows_groups
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
 from gossamer.results.run import Run
+from gossamer.results.steps import MAX_DRAWN, bytes_by
 
 _PAGE = files("gossamer.results") / "page"
 _MAX_NAMED = 12
@@ -44,6 +48,11 @@ MAX_NODE_POINTS = 200
 MAX_EDGES_DRAWN = 3000
 MAX_VALUES = 60_000
 """Maximum number of values of single nodes, and of edge ends, on a page."""
+MIN_STEPS = 50
+"""A page about many runs draws at least this many instants of each curve over time."""
+_COLUMNS_DRAWN = 10  # of a curve over time
+_PLACES = ("round", "wall_s", "time_s", "bytes", "instant_s", "instant_bytes")
+_SHARES = (0.05, 0.25, 0.75, 0.95)
 
 
 def write_report(
@@ -136,19 +145,22 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
         value = final.metrics.get(main)
         last, best = (NOTHING, ""), (NOTHING, "")
         if value is not None:
-            spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
-            if final.rounds is not None and value.round < final.rounds and run.status != "done":
-                spread += f" in round {value.round:.0f}, the last complete evaluation"
-            last = value_text(main, value.mean), spread
+            nodes = nodes_text(value.count, value.nodes)
+            texts = [f"std {value_text(main, value.std)} over {nodes}"] if value.nodes > 1 else []
+            if value.round_least < value.round_most or value.round_most < (final.rounds or 0):
+                texts.append(rounds_text(value.round_least, value.round_most))
+            last = value_text(main, value.mean), ", ".join(texts)
         if value is not None and value.best is not None:
-            best = value_text(main, value.best.mean), f"mean, in round {value.best.round:.0f}"
+            best = value_text(main, value.best.mean), _best_text(main, value.best)
         figures |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
+    shown, rounds = tidy.rounds_on_record(run)
+    on_record = f"; {shown:,} of {rounds:,} on record" if run.every_s is not None and shown < rounds else ""
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
     per_node = None if final.bytes_sent is None else final.bytes_sent / max(final.nodes, 1)
     sent = final.messages.get("sent")
     return figures | {
-        "rounds": (count_text(final.rounds), f"of the furthest node{slowest}"),
+        "rounds": (count_text(final.rounds), f"of the furthest node{slowest}{on_record}"),
         "time": (seconds_text(final.time_s), "virtual" if run.virtual else "real"),
         "wall time": (seconds_text(final.wall_s), "real"),
         "sent": (at_least(bytes_text(final.bytes_sent), exact=final.exact), "by all nodes"),
@@ -160,6 +172,12 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
         "nodes": (count_text(final.nodes), ""),
         "parameters": (count_text(final.parameters), "of each model" if final.parameters else "not recorded"),
     }
+
+
+def _best_text(metric: str, best: tidy.Best) -> str:
+    """How a best value was chosen: as the best of many, it is better than what a new evaluation set would show."""
+    data = "" if metric == "train_loss" else f" on the {metric.partition('_')[0]} set"
+    return f"mean in {rounds_text(best.round_least, best.round_most)}, best of {best.of:,} evaluations{data}"
 
 
 def _events(run: Run) -> list[dict[str, Any]]:
@@ -195,7 +213,11 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     return {
         "virtual": all(run.virtual for run in runs),
         "axis": tidy.default_axis(runs),
-        "axes": [{"name": name, "title": axis_title(name, runs)} for name in tidy.AXES],
+        "axes": [
+            {"name": name, "title": axis_title(name, runs)}
+            for name in tidy.AXES
+            if any(tidy.recorded(run, name) for run in runs)
+        ],
         "metrics": [
             {
                 "name": name,
@@ -203,6 +225,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
                 "share": is_share(name),
                 "low": tidy.lower_is_better(name),
                 "system": name in tidy.ASYNCHRONY,
+                "of_model": tidy.belongs_to_model(runs[0], name),
             }
             for name in names
         ],
@@ -219,23 +242,27 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
 
 
 def _group_data(group: Group) -> dict[str, Any]:
-    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence interval."""
-    metrics = {}
+    """Each metric's curve over the samples of a group, by axis; ``half`` is half the width of the confidence interval."""
+    metrics: dict[str, Any] = {}
     for name in tidy.all_metrics(group.runs):
-        table = group_curve(group, name)
-        series = {key: _numbers(table[key]) for key in ("mean", "half", "count")}
-        metrics[name] = {"points": _axes(table), **series}
+        metrics[name] = {}
+        for axis in tidy.AXES:
+            table = group_curve(group, name, axis)
+            if table.height:
+                series = {key: _numbers(table[key]) for key in ("mean", "half", "count")}
+                metrics[name][axis] = {"x": _numbers(table[axis]), **series}
     return {"runs": len(group.samples), "metrics": metrics}
 
 
 def _run_data(run: Run, max_values: int) -> dict[str, Any]:
     """The data of a run, with at most ``max_values`` values of single nodes."""
-    points, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
+    points, names = tidy.points(run), tidy.metric_names(run)
+    rows = _placed(run, tidy.assigned(run))
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
     graphs = dict(sorted(graphs.items()))
     start = min(run.poisoned, default=0)
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
-    columns = [*names, *(name for name in tidy.AXES if name != "bytes")]
+    columns = [*names, *_PLACES]
     max_points = max(max_values // (len(nodes) * (len(columns) + 1)), 2)
     indices = _spread(points.height, min(max_points, MAX_NODE_POINTS))
     shown = points[indices]
@@ -245,15 +272,22 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
         for name, grid in values.items()
         if any(value is not None for series in grid for value in series)
     }
+    limit = min(max(max_values // (_COLUMNS_DRAWN * max(len(names), 1)), MIN_STEPS), MAX_DRAWN)
     return {
-        "points": _axes(points),
+        "points": {
+            "round": _numbers(points["round"]),
+            "text": [point_text(row) for row in points.to_dicts()],
+        },
         "quantiles": run.nodes > MAX_LINES,
-        "metrics": {name: _metric(run, name, points, rows) for name in names},
+        "metrics": {
+            name: {"points": _by_points(run, name, points, rows), "steps": _by_steps(run, name, limit)}
+            for name in names
+        },
         "nodes": {
             "ranks": nodes,
             "start": start,
             "at": indices,
-            "places": {name: recorded.get(name) for name in tidy.AXES},
+            "places": {name: recorded.get(name) for name in _PLACES},
             "values": {name: recorded[name] for name in names if name in recorded},
         },
         "topology": _topology(run, graphs, nodes, shown["round"].to_list(), max_values) if graphs else None,
@@ -263,19 +297,32 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
     }
 
 
-def _metric(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
+def _placed(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of evaluation points, with the positions on the axes from which their values count: ``time_s`` and ``bytes`` of
+    their models, and ``instant_s`` and ``instant_bytes`` of their instants, where these are later."""
+    age = pl.col("model_age_s").fill_null(0.0) if "model_age_s" in rows.columns else pl.lit(0.0)
+    rows = rows.with_columns(instant_s="time_s", time_s=pl.col("time_s") - age)
+    by_time = [("time_s", "bytes"), ("instant_s", "instant_bytes")]
+    if (rows["time_s"] == rows["instant_s"]).all():
+        rows = rows.with_columns(instant_s=None, instant_bytes=None)
+        by_time.pop()
+    for seconds, total in by_time:
+        known = bytes_by(run, rows[seconds].fill_null(float("nan")).to_numpy())
+        rows = rows.with_columns(pl.Series(total, known).fill_nan(None))
+    return rows
+
+
+def _by_points(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
     """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would mislead),
     and the values of the average model, if any."""
-    # Values equal in all shown digits have no spread; otherwise rounding errors would be drawn as a spread.
-    equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
-    curve = tidy.complete_curve(run, name).with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
+    curve = tidy.complete_curve(run, name)
     ids, node_rows = points.select("point"), rows.filter(pl.col("node") >= 0, pl.col(name).is_not_null())
     table = ids.join(curve, on="point", how="left", maintain_order="left")
-    series: dict[str, Any] = {column: _numbers(table[column], 5) for column in tidy.STATISTICS}
+    series = _statistics(table)
     if node_rows.is_empty():
         return series
     if run.nodes > MAX_LINES:
-        shares = {str(share): pl.col(name).quantile(share, "linear") for share in (0.05, 0.25, 0.75, 0.95)}
+        shares = {str(share): pl.col(name).quantile(share, "linear") for share in _SHARES}
         spread = table.select("point").join(
             node_rows.group_by("point").agg(**shares), on="point", how="left", maintain_order="left"
         )
@@ -286,11 +333,33 @@ def _metric(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> di
     return series
 
 
+def _by_steps(run: Run, name: str, limit: int) -> dict[str, Any] | None:
+    """Statistics of a metric over time and bytes, at no more than ``limit`` instants of its steps; None for a metric without
+    a place on these axes."""
+    if (steps := run.steps(name)) is None:
+        return None
+    table = steps.drawn(_SHARES if run.nodes > MAX_LINES else (), limit)
+    axes: dict[str, Any] = {
+        axis: _numbers(table[axis]) for axis in tidy.AXES if axis != "round" and table[axis].count()
+    }
+    series: dict[str, Any] = {**axes, **_statistics(table)}
+    if run.nodes > MAX_LINES:
+        series["quantiles"] = [_numbers(table[str(share)], 5) for share in _SHARES]
+    return series
+
+
+def _statistics(table: pl.DataFrame) -> dict[str, Any]:
+    # Values equal in all shown digits have no spread; otherwise rounding errors would be drawn as a spread.
+    equal = pl.col("min").round_sig_figs(6) == pl.col("max").round_sig_figs(6)
+    table = table.with_columns(std=pl.when(equal).then(0.0).otherwise("std"))
+    return {column: _numbers(table[column], 5) for column in tidy.STATISTICS}
+
+
 def _per_node(
     table: pl.DataFrame, name: str, nodes: Sequence[int], at: Sequence[int]
 ) -> list[list[float | None]]:
     """A column's values for single nodes: [drawn nodes][points]."""
-    digits = 7 if name in tidy.AXES else 4
+    digits = 7 if name in _PLACES else 4
     known = dict(zip(table.select("node", "point").rows(), _numbers(table[name], digits), strict=True))
     return [[known.get((node, point)) for point in at] for node in nodes]
 
@@ -322,11 +391,6 @@ def _topology(
 def _spread(count: int, limit: int) -> list[int]:
     """At most ``limit`` of 0, ..., count - 1, evenly spaced, including the first and the last."""
     return [round(k) for k in np.linspace(0, count - 1, min(count, limit))]
-
-
-def _axes(table: pl.DataFrame) -> dict[str, list[float | None] | None]:
-    """The positions on each axis, or None if nothing was recorded for it."""
-    return {name: _numbers(table[name]) if table[name].count() else None for name in tidy.AXES}
 
 
 def _numbers(column: pl.Series, digits: int = 7) -> list[float | None]:

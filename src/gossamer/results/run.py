@@ -23,12 +23,14 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
-from gossamer.results.formatting import at_least, bytes_text, numerals
+from gossamer.results.formatting import at_least, bytes_text, nodes_text, numerals, rounds_text
 from gossamer.results.schema import RecordedExperiment, SweepRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import nn
+
+    from gossamer.results.steps import Steps
 
 log = logging.getLogger(__name__)
 
@@ -74,10 +76,25 @@ class Run:
 
     @cached_property
     def curves(self) -> pl.DataFrame:
-        """Every metric over the nodes at every evaluation point; see :func:`gossamer.results.tidy.curves`."""
+        """Every metric over the nodes at every evaluation point, by rounds; see :func:`gossamer.results.tidy.curves`."""
         from gossamer.results.tidy import curves
 
         return curves(self)
+
+    def steps(self, metric: str) -> Steps | None:
+        """The mean of a metric over the nodes as a step function of time and bytes, with the table ``steps(metric).table``;
+        see :mod:`gossamer.results.steps`. None for a metric without a place on the time axis: one without values, or one that
+        describes the network at equal rounds, which the nodes reached at different times."""
+        from gossamer.results.steps import Steps, timed
+
+        if metric not in self._steps:
+            known = metric in self.metrics.columns and timed(self, metric)
+            self._steps[metric] = Steps(self, metric) if known else None
+        return self._steps[metric]
+
+    @cached_property
+    def _steps(self) -> dict[str, Steps | None]:
+        return {}
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -143,7 +160,7 @@ class Run:
     @property
     def summary(self) -> dict[str, str]:
         """The results as text: name -> text, such as "test accuracy" -> "0.9306, std 0.0121 over 16 nodes"."""
-        from gossamer.results.tidy import ASYNCHRONY, final_summary
+        from gossamer.results.tidy import ASYNCHRONY, final_summary, rounds_on_record
 
         result, lines = final_summary(self), {}
         if self.status == "stopped":
@@ -154,8 +171,13 @@ class Run:
         for name, final in result.metrics.items():
             if name not in ASYNCHRONY:
                 mean, std = numerals(final.mean, final.std)
-                of_nodes = f", std {std} over {final.count} nodes" if final.count > 1 else ""
-                lines[name.replace("_", " ")] = mean + of_nodes
+                texts = [f"std {std} over {nodes_text(final.count, final.nodes)}"] if final.nodes > 1 else []
+                if final.round_least < final.round_most or final.round_most < (result.rounds or 0):
+                    texts.append(rounds_text(final.round_least, final.round_most))
+                lines[name.replace("_", " ")] = ", ".join([mean, *texts])
+        on_record, rounds = rounds_on_record(self)
+        if self.every_s is not None and on_record < rounds:
+            lines["evaluated"] = f"{on_record:,} of {rounds:,} rounds on record"
         lines["virtual time" if self.virtual else "time"] = f"{result.time_s or 0:.4g} s"
         lines["wall time"] = f"{result.wall_s or 0:.1f} s"
         lines["sent"] = at_least(bytes_text(result.bytes_sent), exact=result.exact)
@@ -269,6 +291,11 @@ class Run:
     def every_s(self) -> float | None:
         """The step of the time grid for evaluations; None without a grid."""
         return (self.experiment.get("evaluation") or {}).get("every_s")
+
+    @property
+    def of(self) -> str:
+        """Which model of a node is evaluated, ``evaluation.of``. Older versions showed it as it was at the instant."""
+        return str((self.experiment.get("evaluation") or {}).get("of", "instant"))
 
     @property
     def id(self) -> str:

@@ -5,10 +5,9 @@ the time grid (``evaluation.every_s``), or otherwise a round, which every node r
 last point may be the end of a run that ended before its rounds were done. On a time grid, the rows of rounds
 belong to no point.
 
-A point has one position on each axis, for all metrics: ``round``, ``time_s`` and ``wall_s`` are means over
-the nodes with a row; ``bytes`` is the total sent by the network until then, with the last known values of
-nodes without a row at the point. On a time grid, a node's training loss is the last one it has recorded, so
-that the mean is over all nodes.
+A point of a round is at one round and covers a range of times; a point of the grid is at one instant and covers a range of
+rounds. Over time and bytes, a metric is the step function of :mod:`gossamer.results.steps`. On a time grid, a node's
+training loss is the last one it has recorded, so that the mean is over all nodes.
 """
 
 from __future__ import annotations
@@ -93,6 +92,11 @@ def lower_is_better(metric: str) -> bool:
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
 
+def at_level(metric: str, mean: float, level: float) -> bool:
+    """Whether a mean is at a level or better; NaN never is."""
+    return mean <= level if lower_is_better(metric) else mean >= level
+
+
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
     """Refuse a metric that no run has recorded. ``option`` is the command-line option that requests it."""
     known = all_metrics(runs)
@@ -101,20 +105,42 @@ def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
         raise BadInput(f"{option} {metric}: {problem}; accepted: {listed(known)}")
 
 
+def recorded(run: Run, axis: str) -> bool:
+    """Whether a run has recorded an axis."""
+    columns = ("bytes_sent", "network_bytes") if axis == "bytes" else (axis,)
+    return any(run.metrics[name].count() > 0 for name in columns if name in run.metrics.columns)
+
+
 def default_axis(runs: Iterable[Run]) -> Axis:
     """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise rounds."""
     return "time_s" if any(run.every_s is not None for run in runs) else "round"
+
+
+def rounds_on_record(run: Run) -> tuple[int, int]:
+    """Of the node with the most rounds: how many of its rounds have a row, and how many it has completed."""
+    rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") > 0)
+    by_node = rows.group_by("node").agg(on_record=pl.col("round").n_unique(), rounds=pl.col("round").max())
+    furthest = by_node.sort("rounds", "node", descending=[True, False]).select("on_record", "rounds")
+    return furthest.row(0) if furthest.height else (0, 0)
+
+
+def belongs_to_model(run: Run, metric: str) -> bool:
+    """Whether a row's value of a metric is of its model: those of evaluation sets are. All other values are of the
+    instant at which the row was made."""
+    sets = run.setup.get("evaluation_sets") or evaluation_sets(run.metrics.columns)
+    return metric.startswith(tuple(f"{name}_" for name in (*sets, "personal")))
 
 
 # --- curves
 
 
 def assigned(run: Run) -> pl.DataFrame:
-    """The recorded rows that belong to an evaluation point, with ``point`` (0, 1, ...), ``instant`` (which identifies the
-    point in every run: round, seconds of the grid, or infinity for the end) and ``bytes`` (of the network)."""
+    """The recorded rows that belong to an evaluation point, with ``point`` (0, 1, ...) and ``instant`` (which identifies the
+    point in every run: round, seconds of the grid, or infinity for the end)."""
     metrics, moment = run.metrics.sort("time_s", maintain_order=True), pl.col("moment")
-    if run.every_s is None:
-        instant: pl.Expr = pl.when(moment == "round").then(pl.col("round").cast(pl.Float64))
+    if run.every_s is None:  # "round K": the round of a row whose model is of another one
+        of_row = moment.str.extract(r"^round (\d+)$").cast(pl.Int64).fill_null(pl.col("round"))
+        instant: pl.Expr = pl.when(moment.str.starts_with("round")).then(of_row.cast(pl.Float64))
     else:  # rounded, so that different grids share their common instants
         instant = (moment.str.extract(r"^tick (\d+)$").cast(pl.Float64) * run.every_s).round(9)
         metrics = metrics.with_columns(pl.col("train_loss").forward_fill().over("node"))
@@ -128,18 +154,9 @@ def assigned(run: Run) -> pl.DataFrame:
     ends, others = (rows.filter(pl.col("instant").is_infinite() == end) for end in (True, False))
     if _end_is_an_instant(ends, others):
         rows = others
-    rows = rows.unique(["node", "instant"], keep="last", maintain_order=True).with_columns(
+    return rows.unique(["node", "instant"], keep="last", maintain_order=True).with_columns(
         point=pl.col("instant").rank("dense").cast(pl.Int64) - 1
     )
-    sent = pl.col("bytes_sent").forward_fill()
-    total = (
-        rows.sort("point")
-        .with_columns(new=(sent - sent.shift().fill_null(0)).over("node"))
-        .group_by("point", maintain_order=True)
-        .agg(pl.col("new").sum(), known=pl.col("bytes_sent").count())
-        .select("point", bytes=pl.when(pl.col("known").cum_sum() > 0).then(pl.col("new").cum_sum()))
-    )
-    return rows.join(total, on="point", how="left", maintain_order="left")
 
 
 def _end_is_an_instant(ends: pl.DataFrame, others: pl.DataFrame) -> bool:
@@ -149,24 +166,37 @@ def _end_is_an_instant(ends: pl.DataFrame, others: pl.DataFrame) -> bool:
     return len(shared) == len(ends) and shared["instant"].n_unique() == 1
 
 
+def _position(has: pl.Expr) -> dict[str, pl.Expr]:
+    """The mean round, and the ranges of rounds and times, of the rows of a point that count."""
+    ends = {"least": pl.Expr.min, "most": pl.Expr.max}
+    ranges = {
+        f"{axis}_{end}": of(pl.col(axis).filter(has))
+        for axis in ("round", "time_s")
+        for end, of in ends.items()
+    }
+    return {"round": pl.col("round").filter(has).mean(), **ranges}
+
+
 def points(run: Run) -> pl.DataFrame:
-    """``point`` and its position on each axis, over all nodes with a row; the network's own rows count only
-    if there are no others."""
+    """The evaluation points: ``point``, ``round`` (the mean over the nodes with a row), and the ranges ``round_least``,
+    ``round_most``, ``time_s_least``, ``time_s_most`` of these rows. The network's own rows count only if there are
+    no others."""
     is_node = pl.col("node") >= 0
     by_point = assigned(run).filter(is_node | ~is_node.any().over("point")).group_by("point")
-    return by_point.agg(pl.col("round", "time_s", "wall_s").mean(), pl.col("bytes").first()).sort("point")
+    return by_point.agg(**_position(pl.lit(value=True))).sort("point")
 
 
 def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
-    """Statistics over the nodes at every point, of all metrics or of some: ``metric``, ``point``, ``instant``, the axes,
-    ``mean``, ``std`` (with the divisor n), ``min``, ``max``, ``count``, and ``complete``.
+    """Statistics over the nodes at every point, of all metrics or of some: ``metric``, ``point``, ``instant``, ``round`` and
+    the ranges of rounds and times as in :func:`points`, ``mean``, ``std`` (with the divisor n), ``min``, ``max``, ``count``,
+    and ``complete``.
 
     The network's own rows (node -1) count only for metrics that no node has, or exclusively with ``network``.
     A point is complete if every node with the metric has reached it; nodes that are away at the end, or came
     back too late to record anything, don't count.
     """
     names = metric_names(run) if metrics is None else list(metrics)
-    index = ["node", "point", "instant", *AXES]
+    index = ["node", "point", "instant", "round", "time_s"]
     table = assigned(run).with_columns(pl.col(names).cast(pl.Float64))
     rows = table.select(*index, *names).unpivot(names, index=index, variable_name="metric")
     has, is_node = pl.col("value").is_not_null(), pl.col("node") >= 0
@@ -188,8 +218,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         .group_by("metric", "point", maintain_order=True)
         .agg(
             pl.col("instant").first(),
-            pl.col("round", "time_s", "wall_s").filter(has).mean(),
-            pl.col("bytes").first(),
+            **_position(has),
             mean=value.mean(),
             std=value.std(ddof=0),
             min=value.min(),
@@ -203,7 +232,7 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
         .sort("metric", "point")
     )
     if run.every_s is None:
-        return table  # a point is at the position of the nodes with the metric, such as a server
+        return table  # a point is at the round of the nodes with the metric, such as a server
     # An instant has one position for all metrics.
     return table.update(points(run), on="point").select(table.columns)
 
@@ -231,17 +260,23 @@ def finite(table: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Best:
-    """The best mean over the nodes, and its round."""
+    """The best mean over the nodes, the range of their rounds then, and of how many evaluations it is the best."""
 
     mean: float
-    round: float
+    round_least: int
+    round_most: int
+    of: int
 
 
 @dataclass(frozen=True)
 class FinalValue:
-    """A metric over the nodes at the last complete evaluation and, for metrics of model quality (those of
-    evaluation sets, and the training loss), the best complete one. Metrics in :data:`ASYNCHRONY` cover the
-    whole run.
+    """A metric at the end of a run: the mean over the nodes of their newest rows, which is the last step of
+    :meth:`Run.steps`, and the range of rounds of these rows. A run by rounds ends with all nodes in its last round. A metric
+    without a place on the time axis has the value of its last complete round. Metrics in :data:`ASYNCHRONY` cover the whole
+    run. The mean is over ``count`` of the ``nodes`` that have had the metric; those that are away at the end do not count.
+
+    ``best`` is the best mean at a complete evaluation point, for metrics of model quality (those of evaluation sets, and the
+    training loss).
 
     ``area`` is the area under the curve of its mean over rounds, by trapezoids, divided by their number: the mean over the
     run (the "AUC" of studies of knowledge propagation). None with less than two complete evaluations."""
@@ -249,7 +284,9 @@ class FinalValue:
     mean: float
     std: float
     count: int
-    round: float
+    nodes: int
+    round_least: int
+    round_most: int
     best: Best | None = None
     area: float | None = None
 
@@ -294,8 +331,8 @@ def totals(run: Run) -> dict[str, Any]:
     }
 
 
-def total(run: Run, axis: Literal["time_s", "bytes"]) -> float | None:
-    """The end of a run on an axis: its time in seconds, or the bytes that all nodes have sent."""
+def total(run: Run, axis: str) -> float | None:
+    """The end of a run on the axis ``time_s`` or ``bytes``: its time in seconds, or the bytes that all nodes have sent."""
     return totals(run).get("bytes_sent" if axis == "bytes" else axis)
 
 
@@ -320,20 +357,24 @@ def final_summary(run: Run) -> FinalSummary:
 
 
 def final(run: Run, name: str) -> FinalValue | None:
-    """A metric at the last complete evaluation, and its best; None if the run has none."""
+    """A metric at the end of a run, and its best; None if the run has none."""
     if name in ASYNCHRONY:
         return _over_the_run(run, name)
     table = complete_curve(run, name)
-    if table.is_empty():
-        return None
-    best, last = None, table.select("mean", "std", "count", "round").row(-1, named=True)
-    if name.startswith((*(f"{prefix}_" for prefix in evaluation_sets(run.metrics.columns)), "train_loss")):
-        good = table.filter(pl.col("mean").is_finite()).select("mean", "round")
+    steps = run.steps(name)
+    last = None if steps is None else steps.last()
+    if last is None:
+        if table.is_empty():
+            return None
+        last = table.select("mean", "std", "count", "round_least", "round_most").row(-1, named=True)
+    best = None
+    if name == "train_loss" or belongs_to_model(run, name):
+        good = table.filter(pl.col("mean").is_finite()).select("mean", "round_least", "round_most")
         good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
-        best = None if good.is_empty() else Best(*good.row(0))
-    return FinalValue(
-        **last, best=best, area=mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
-    )
+        best = None if good.is_empty() else Best(**good.row(0, named=True), of=len(good))
+    nodes = run.metrics.filter(pl.col("node") >= 0, pl.col(name).is_not_null())["node"].n_unique()
+    area = mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
+    return FinalValue(**last, nodes=nodes or last["count"], best=best, area=area)
 
 
 def mean_over_rounds(
@@ -370,7 +411,9 @@ def _over_the_run(run: Run, name: str) -> FinalValue | None:
         mean=pl.col("value").mean(),
         std=pl.col("value").std(ddof=0),
         count=pl.len(),
-        round=pl.col("round").mean(),
+        nodes=pl.len(),
+        round_least=pl.col("round").min(),
+        round_most=pl.col("round").max(),
     )
     return FinalValue(**summary.row(0, named=True))
 

@@ -13,7 +13,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import polars as pl
 import torch
 
-from gossamer.config import Target
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.shown import CompleteModel, shown_in
@@ -21,7 +20,8 @@ from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.recorder import MOMENTS, average, consensus_distance
 from gossamer.results.recorder import NETWORK as NETWORK
 from gossamer.results.segment import Segment
-from gossamer.results.tidy import lower_is_better
+from gossamer.results.steps import NodeMean
+from gossamer.results.tidy import at_level
 from gossamer.runtime.setup import Setup
 
 MAX_PENDING = 16  # evaluations that wait for the slowest node, with the others' snapshots
@@ -261,28 +261,6 @@ class Barrier(Generic[T]):
         return dict(sorted(self._values.pop(moment).items()))
 
 
-class TargetWatch(Barrier[float | None]):
-    """Watches for ``stop.target``: the mean over the evaluated nodes at one evaluation, or the network's row.
-    ``reporters`` are the nodes whose rows have the metric. A value of None does not count."""
-
-    def __init__(self, target: Target | None, reporters: Iterable[int]) -> None:
-        super().__init__(reporters)
-        self._target = target
-
-    def reached(self, moment: Moment, row: Mapping[str, Any]) -> bool:
-        """Take a row. Returns whether it completes an evaluation that meets the target."""
-        if self._target is None:
-            return False
-        rank, reported = row["node"], row.get(self._target.metric)
-        values = {rank: reported} if rank == NETWORK else self.take(moment, rank, reported)
-        known = [float(value) for value in (values or {}).values() if value is not None]
-        if not known:
-            return False
-        mean = math.fsum(known) / len(known)
-        falling = lower_is_better(self._target.metric)
-        return mean <= self._target.value if falling else mean >= self._target.value
-
-
 class Snapshot(NamedTuple):
     """A node's row at an evaluation point, its model and, if neighbours are sampled, the ranks in its view."""
 
@@ -299,8 +277,8 @@ class RunRecord:
     :data:`MAX_PENDING` points are kept, so the oldest points have no such row if some nodes are far ahead of
     others.
 
-    Attributes:
-        reached: whether ``stop.target`` has been met. Later rows are still written."""
+    The metric of ``stop.target`` is the step function of :mod:`gossamer.results.steps`, as it becomes known; see
+    :meth:`target_met`."""
 
     def __init__(
         self,
@@ -314,13 +292,15 @@ class RunRecord:
         self._evaluate, self._show = evaluate, show
         target = setup.experiment.stop.target
         self._metric = None if target is None else target.metric
-        trained = [rank for rank, part in enumerate(setup.parts) if part.size]
+        self._level = math.nan if target is None else target.value
+        trained = {rank for rank, part in enumerate(setup.parts) if part.size}
         reporters = trained if self._metric == "train_loss" else setup.evaluated
-        self._target = TargetWatch(target, reporters)
+        self._of_network = self._metric == "consensus_distance" or not reporters
+        self._mean = NodeMean({NETWORK} if self._of_network else reporters)
+        self._met = False
         self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MAX_PENDING)
         self._graph, self._rounds = setup.topology.graph(0), 0  # the last graph on record, and its round
         self._view_rounds = 0  # the round of the last graph of views
-        self.reached = False
         # In a replayed run: what is on record, as (node, time, moment), and the target's metric by node and time.
         self._on_record: set[tuple[int, float, str]] = set()
         self._values: dict[tuple[int, float], Any] = {}
@@ -330,6 +310,8 @@ class RunRecord:
     def resume(self, checkpoint: RunCheckpoint, metrics: pl.DataFrame) -> None:
         """Resume from a checkpoint, with the rows recorded up to it. Nodes that were saved ahead of others
         contribute to the evaluations that the others will complete."""
+        for row in metrics.sort("time_s", maintain_order=True).to_dicts():
+            self._watch(row)
         self._rounds = self._view_rounds = max(checkpoint.rounds.values())
         self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
         evaluated = {rank: r for rank, r in checkpoint.rounds.items() if rank in self._setup.outcome_ranks}
@@ -342,7 +324,6 @@ class RunRecord:
             if is_due(self._setup, last):
                 of_round = (pl.col("moment") == f"round {last}") | (pl.col("round") == last)
                 for row in metrics.filter((pl.col("node") == rank) & of_round).to_dicts():
-                    self._target.reached(last, row)
                     self._snapshots.take(last, rank, Snapshot(row, shown_in(checkpoint.read(rank))))
 
     def replay(self, metrics: pl.DataFrame, graphs: int, need: Callable[[int], None]) -> None:
@@ -388,17 +369,25 @@ class RunRecord:
         elif row["node"] in self._setup.outcome_ranks:
             self._snapshots.skip(moment)
 
-    def without(self, rank: int, *, keep: bool = False) -> None:
-        """Stop waiting for a node that is gone. Its values for incomplete evaluations count only with
-        ``keep``."""
-        self._target.without(rank, keep=keep)
+    def target_met(self, until_s: float = math.inf) -> bool:
+        """Whether ``stop.target`` has been met by some instant, which must have passed."""
+        if self._metric is not None and not self._met:
+            steps = self._mean.advance(until_s)
+            self._met = any(at_level(self._metric, step.mean, self._level) for step in steps)
+        return self._met
+
+    def without(self, rank: int, *, gone_s: float | None, keep: bool = False) -> None:
+        """Stop waiting for a node. Its values for incomplete evaluations count only with ``keep``. ``gone_s`` is
+        when it crashed or left; None for a frozen node, whose last value still counts for the target."""
+        if gone_s is not None and not self._of_network:
+            self._mean.gone(rank, gone_s)
         for moment, snapshots in self._snapshots.without(rank, keep=keep):
             self._append_network(moment, snapshots)
 
-    def back(self, rank: int, round: int, tick: int) -> None:
-        """A node takes part (again), and is recorded from this round and this tick on."""
-        for barrier in (self._target, self._snapshots):
-            barrier.back(rank, round, tick)
+    def back(self, rank: int, round: int, tick: int, time_s: float) -> None:
+        """A node takes part (again) at ``time_s``, and is recorded from this round and this tick on."""
+        self._mean.back(rank, time_s)
+        self._snapshots.back(rank, round, tick)
 
     def _append(self, moment: Moment, row: dict[str, Any]) -> None:
         rank, time_s = row["node"], row["time_s"]
@@ -407,8 +396,16 @@ class RunRecord:
             self._show(row)
         elif self._metric is not None:
             row = {**row, self._metric: self._values.get((rank, time_s))}
-        if self._target.reached(moment, row):
-            self.reached = True
+        self._watch(row)
+
+    def _watch(self, row: Mapping[str, Any]) -> None:
+        """Take a row into account for the target."""
+        rank = row["node"]
+        if self._metric is None or (rank == NETWORK) != self._of_network:
+            return
+        age_s = 0.0 if self._metric == "train_loss" else row.get("model_age_s") or 0.0
+        value = row.get(self._metric)
+        self._mean.row(rank, row["time_s"], value, age_s=age_s, after_start=row["round"] > 0)
 
     def _append_network(self, moment: Moment, snapshots: Mapping[int, Snapshot]) -> None:
         rows, models, views = zip(*snapshots.values(), strict=True)

@@ -8,7 +8,7 @@
   const FRAME_MS = 250;
   const REACH = 40; // maximum distance in pixels at which the pointer selects a point
   const TOGGLES = ["band", "lines", "log", "together", "own"];
-  const axes = data.axes.filter((axis) => data.runs.some((run) => run.points[axis.name]));
+  const axes = data.axes;
   const metricOf = Object.fromEntries(data.metrics.map((metric) => [metric.name, metric]));
   const VIRIDIS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 
@@ -51,7 +51,8 @@
   function axisText(axis, value) {
     if (value === null || value === undefined) return "–";
     if (axis === "bytes") return bytes(value);
-    return axis === "round" ? `round ${Number(value.toFixed(1))}` : `${Number(value.toPrecision(4))} s`;
+    if (axis !== "round") return `${Number(value.toPrecision(4))} s`;
+    return Number.isInteger(value) ? `round ${value}` : `round ${value.toFixed(1)}, the mean over the nodes`;
   }
 
   function bytes(value) {
@@ -125,6 +126,12 @@
     }).join("");
   }
 
+  /** Over time and bytes, a value holds until the next one; the points of rounds are joined. */
+  function drawn(points) {
+    if (state.x === "round") return points;
+    return points.flatMap((point, i) => (i ? [[point[0], points[i - 1][1]], point] : [point]));
+  }
+
   function band(upper, lower, colour, opacity) {
     return `<path class="band" d="${path([...upper, ...lower.reverse()])}Z" fill="${colour}" fill-opacity="${opacity}"/>`;
   }
@@ -180,8 +187,10 @@
 
   /** The curves of a metric of a run: single nodes, spread, average model, mean. */
   function curves(run, metric, log) {
-    const [series, xs] = [run.metrics[metric.name], run.points[state.x]];
-    if (!series || !xs) return null;
+    const byRound = state.x === "round";
+    const series = run.metrics[metric.name] && run.metrics[metric.name][byRound ? "points" : "steps"];
+    const xs = series && (byRound ? run.points.round : series[state.x]);
+    if (!xs) return null;
     const at = kept(xs, series, log);
     const bands = [];
     if (state.band && series.quantiles) {
@@ -197,15 +206,16 @@
         const spread = series.count[i] > 1
           ? ` ± ${format(metric, series.std[i])}<br>from ${format(metric, series.min[i])} to ` +
             `${format(metric, series.max[i])} over ${series.count[i]} nodes` : "";
-        return `<b>${safe(run.label)}</b><br>${format(metric, series.mean[i])}${spread}<br>${axisText(state.x, xs[i])}`;
+        const place = byRound ? run.points.text[i] : axisText(state.x, xs[i]);
+        return `<b>${safe(run.label)}</b><br>${format(metric, series.mean[i])}${spread}<br>${place}`;
       }),
     };
   }
 
   /** The same for a group of runs: confidence interval and mean. */
   function groupCurves(group, metric, log) {
-    const series = group.metrics[metric.name];
-    const xs = series && series.points[state.x];
+    const series = group.metrics[metric.name] && group.metrics[metric.name][state.x];
+    const xs = series && series.x;
     if (!xs) return null;
     const at = kept(xs, series, log);
     const half = at.map((i) => series.half[i] || 0);
@@ -224,9 +234,10 @@
   function nodeLines(run, metric) {
     const values = run.nodes.values[metric.name];
     if (!values || run.nodes.ranks.length < 2) return [];
-    const [own, shared] = [run.nodes.places[state.x], run.points[state.x]];
-    return values.map((line, node) => run.nodes.at
-      .map((point, k) => [own ? own[node][k] : shared[point], line[k]]).filter(([x, y]) => x !== null && y !== null));
+    const instants = { time_s: "instant_s", bytes: "instant_bytes" };
+    const places = (!metric.of_model && run.nodes.places[instants[state.x]]) || run.nodes.places[state.x];
+    if (!places) return [];
+    return values.map((line, node) => line.map((y, k) => [places[node][k], y]).filter(([x, y]) => x !== null && y !== null));
   }
 
   /** The items of the legend: runs, or groups of runs. */
@@ -265,15 +276,21 @@
     const yAxis = { low, high, log, format: metric.share ? (value) => `${plain(100 * value)}%` : plain };
     const floor = (value) => (log ? Math.max(value, low) : value);
     const points = shown.flatMap((curve) => curve.x.map((x, k) => ({ x, y: curve.y[k], text: curve.text[k] }))).filter((point) => inside(point.x));
-    chart(`curve-${index}`, `${metric.title} against ${xAxis.title}`, xAxis, yAxis, (px, py) => shown.map((curve) => {
+    chart(`curve-${index}`, `${metric.title} against ${xAxis.title}`, xAxis, yAxis, (px, py, box) => shown.map((curve) => {
       const colour = colourOf(curve.item);
-      const at = (ys) => curve.x.map((x, k) => [px(x), py(floor(ys[k]))]);
+      const at = (ys) => drawn(curve.x.map((x, k) => [px(x), py(floor(ys[k]))]));
       const nodes = curve.nodes.length ? `<path class="node" stroke="${colour}" d="${curve.nodes.map((points) =>
-        path(points.filter(([, y]) => !log || y > 0).map(([x, y]) => [px(x), py(y)]))).join("")}"/>` : "";
+        path(drawn(points.filter(([, y]) => !log || y > 0).map(([x, y]) => [px(x), py(y)])))).join("")}"/>` : "";
       return nodes + curve.bands.map(([lower, upper]) => band(at(upper), at(lower), colour, 0.2)).join("") +
         (curve.average.length ? line(curve.average.map(([x, y]) => [px(x), py(floor(y))]), colour, "average") : "") +
         line(at(curve.y), colour);
-    }).join(""), points);
+    }).join("") || (state.x === "round" ? "" : absent(box)), points);
+  }
+
+  /** Why a metric has no curve over time. */
+  function absent(box) {
+    const lines = ["Recorded at equal rounds, which the nodes reached at different times.", "evaluation.every_s records it at instants."];
+    return lines.map((text, i) => `<text x="${(box.left + box.right) / 2}" y="${(box.top + box.bottom) / 2 + 18 * i}" text-anchor="middle">${text}</text>`).join("");
   }
 
   // ---- the network at one evaluation
@@ -368,10 +385,7 @@
     byId("slider-panel").hidden = count < 2;
     byId("slider").max = Math.max(0, count - 1);
     byId("slider").value = k;
-    byId("moment").textContent = count
-      ? ["round", "time_s"].filter((axis) => run.points[axis])
-        .map((axis) => axisText(axis, run.points[axis][run.nodes.at[k]])).join(" · ")
-      : "";
+    byId("moment").textContent = count ? run.points.text[run.nodes.at[k]] : "";
     document.body.dataset.point = String(k);
     return drawTopology();
   }
@@ -491,7 +505,6 @@
     for (const id of ["topology", "labels", "timeline"]) listen(byId(id), false);
     byId("system").hidden = !data.metrics.some((metric) => metric.system);
     byId("system").addEventListener("toggle", draw);
-    byId("dashed").hidden = !data.runs.some((run) => Object.values(run.metrics).some((series) => series.average));
     byId("controls").hidden = data.metrics.length === 0;
     byId("run").addEventListener("change", (event) => { state.run = Number(event.target.value); draw(); });
     byId("colour").addEventListener("change", (event) => { state.colour = event.target.value; drawPoint(); });
@@ -538,6 +551,10 @@
     showLegend();
     byId("caption").hidden = data.metrics.length === 0 || state.together;
     byId("caption-together").hidden = data.metrics.length === 0 || !state.together;
+    const byRound = state.x === "round";
+    for (const text of document.querySelectorAll(".by-round")) text.hidden = !byRound;
+    for (const text of document.querySelectorAll(".over-time")) text.hidden = byRound;
+    byId("dashed").hidden = !byRound || !data.runs.some((run) => Object.values(run.metrics).some((metric) => metric.points.average));
     for (const button of byId("axis").children) button.setAttribute("aria-pressed", String(button.dataset.x === state.x));
     for (const name of TOGGLES) byId(name).checked = state[name];
     byId("run").value = String(state.run);

@@ -246,7 +246,7 @@ class FaultRunner:
         self._detections.pop(rank, None)
         self._lost.add(rank)
         if rank in self._up:  # frozen
-            self._recorder.leave(rank, keep=True)
+            self._recorder.leave(rank, keep=True, frozen=True)
         for other, waiter in self.presence.watching(rank):
             if other in self._up:
                 self._hosts[other].happen(waiter.wake)

@@ -88,16 +88,16 @@ class SimRecorder:
                 self._record(node, "end", shown)
         self.flush()
 
-    def leave(self, rank: int, *, keep: bool = False) -> None:
+    def leave(self, rank: int, *, keep: bool = False, frozen: bool = False) -> None:
         """Stop waiting for a node. Its reports for incomplete evaluations count only if ``keep`` is set."""
         self.flush()
-        self._rows.without(rank, keep=keep)
-        if self._rows.reached:
-            self._reached()
+        clock = self._context.clock
+        self._rows.without(rank, gone_s=None if frozen else clock.now(), keep=keep)
+        clock.when_quiet(self._setup.experiment.nodes + 1, self.settle)
 
     def join(self, rank: int, round: int) -> None:
         self.flush()
-        self._rows.back(rank, round, self._next_tick)
+        self._rows.back(rank, round, self._next_tick, self._context.clock.now())
 
     def resume_usage(self, rank: int) -> None:
         """A node that was away or frozen is back: the shares in its next row begin now."""
@@ -135,10 +135,16 @@ class SimRecorder:
         self._last_shown[rank] = shown.number
         context.mixing.settle_for(shown.model.parameters)
         if not self._pending:
-            context.clock.when_quiet(self._setup.experiment.nodes + 1, self.flush)
+            context.clock.when_quiet(self._setup.experiment.nodes + 1, self.settle)
         now, busy, traffic = self._used(rank)
         row = node_row(node, moment, shown, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
         self._pending.append((moment, row, shown, node.node.view))
+
+    def settle(self) -> None:
+        """Write the rows of an instant that is over, and look for the target: all of them count together."""
+        self.flush()
+        if self._rows.target_met(self._context.clock.now()):
+            self._reached()
 
     def flush(self) -> None:
         """Evaluate the models that were recorded, and write the rows."""
@@ -173,8 +179,6 @@ class SimRecorder:
         with self._context.profile.part("record"):
             for moment, row, shown, view in pending:
                 self._rows.row(moment, row, shown.model, view)
-        if self._rows.reached:
-            self._reached()
 
     def _evaluate_average(self, model: Model) -> MetricValues:
         [values] = self._context.executor.evaluate([model])

@@ -439,7 +439,7 @@ class Simulation:
                     for rank, node in enumerate(self.nodes):
                         node.shown.end_round()
                         self._round_ended(rank)
-                    self._recorder.flush()
+                    self._recorder.settle()
                 else:
                     self._rounds += len(self.nodes)
                     self._report_progress()

@@ -92,7 +92,7 @@ class Scene:
         if not (isinstance(command, Tell) and isinstance(command.message, Addresses)):
             self.commands.append(command)
 
-    def without(self, rank: int, *, keep: bool) -> None:
+    def without(self, rank: int, *, keep: bool, gone: bool = True) -> None:
         self.do(Without(rank, keep))
 
     def rejoin(self, *arguments: Any) -> None:

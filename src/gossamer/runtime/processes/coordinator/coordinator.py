@@ -221,7 +221,7 @@ class Coordinator:
             return
         self._note(rank, message)
         self._lifecycle.take(rank, message, time.monotonic())
-        if self._rows.reached:
+        if self._rows.target_met():
             self._lifecycle.end("target")
         if self._reports.bytes_sent >= self._most_bytes:
             self._lifecycle.end("bytes")
@@ -271,10 +271,11 @@ class Coordinator:
     def do(self, command: Fork | Signal | Tell) -> None:
         self._workers.do(command)
 
-    def without(self, rank: int, *, keep: bool) -> None:
-        """Stop waiting for a node. Its values for incomplete evaluation points count only if ``keep``."""
+    def without(self, rank: int, *, keep: bool, gone: bool = True) -> None:
+        """Stop waiting for a node. Its values for incomplete evaluation points count only if ``keep``. A node that is not
+        ``gone`` is frozen or unreachable, and its last value counts for the target."""
         self._checkpoints.away(rank)
-        self._rows.without(rank, keep=keep)
+        self._rows.without(rank, gone_s=self._clock.now() if gone else None, keep=keep)
 
     def rejoin(
         self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
@@ -291,7 +292,7 @@ class Coordinator:
             arrival = protocol.Arrival(first, together, start_from, tick, self._reports.of(rank))
             self._tell(rank, protocol.Go(time.monotonic() - now_s, arrival))
         self._checkpoints.back(rank)
-        self._rows.back(rank, first + 1, tick)
+        self._rows.back(rank, first + 1, tick, now_s)
 
     def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
         self._events.append(rank, event, text)

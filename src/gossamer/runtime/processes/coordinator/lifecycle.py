@@ -393,7 +393,7 @@ class Lifecycle:
         if rank not in self.away:
             self.away[rank] = why
             self._tell_all(self._present(), Lost(rank, why, incarnation))
-            self._coordinator.without(rank, keep=keep)
+            self._coordinator.without(rank, keep=keep, gone=incarnation is not None)
         self._introduce_next()
 
     def _present(self) -> list[int]:
