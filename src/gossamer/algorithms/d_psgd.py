@@ -11,6 +11,7 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.messages.tags import Model
 from gossamer.node import Node
+from gossamer.topology import BY_TOPOLOGY, Mixing
 
 
 @register("algorithm", "d-psgd")
@@ -31,6 +32,9 @@ class DPSGD(Algorithm):
     sums_suffice: ClassVar[bool] = True
     local_steps: LocalSteps = 1
     overlap: bool = False
+
+    def mixing(self) -> Mixing:
+        return BY_TOPOLOGY
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():

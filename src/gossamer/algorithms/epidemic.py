@@ -19,7 +19,9 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
-from gossamer.topology import Graph, random_regular
+from gossamer.topology import Graph, Mixing, random_regular
+
+_PLAIN_MEAN = "the plain mean of its own model and those received"
 
 
 class Epidemic(Algorithm):
@@ -63,6 +65,9 @@ class EpidemicOracle(Epidemic):
 
     runs_as_cohort: ClassVar[bool] = True
 
+    def mixing(self) -> Mixing:
+        return Mixing(graph="a new random regular graph in every round", weights=_PLAIN_MEAN, links=None)
+
     def check(self, setting: Setting) -> None:
         if self.degree * setting.nodes % 2:
             problem = f"{self.degree} for {setting.nodes} nodes"
@@ -78,6 +83,9 @@ class EpidemicOracle(Epidemic):
 class EpidemicLocal(Epidemic):
     """EL-Local (de Vos et al., 2023): each node draws s out-neighbours, uniformly without replacement;
     in-degrees vary."""
+
+    def mixing(self) -> Mixing:
+        return Mixing(graph="new random recipients in every round", weights=_PLAIN_MEAN, links=None)
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
         recipients, senders = _directed_graph(seed, node.size, self.degree)

@@ -18,6 +18,8 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.messages.tags import Payload
 from gossamer.node import Node
+from gossamer.topology import Mixing, TopologySchedule
+from gossamer.topology.weights import Row
 
 
 @register("algorithm", "sgp")
@@ -49,6 +51,13 @@ class SGP(Algorithm):
     needs_every_message: ClassVar[bool] = True
     local_steps: LocalSteps = 1
     overlap: int = Field(default=0, ge=0)
+
+    def mixing(self) -> Mixing:
+        return Mixing(
+            weights="1 / (1 + out-degree of the sender), column-stochastic",
+            row=_row,
+            note="push-sum corrects the bias of these weights: repeated exchanges converge to the mean",
+        )
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("weight", 1.0)
@@ -96,3 +105,9 @@ class SGP(Algorithm):
             {rank: share / total for rank, share in shares.items()},
             self_weight=own / total,
         )
+
+
+def _row(topology: TopologySchedule, rank: int, round: int) -> Row:
+    """A row of P."""
+    senders = (rank, *topology.neighbors(rank, round, "in"))
+    return {j: 1 / (1 + len(topology.neighbors(j, round, "out"))) for j in senders}

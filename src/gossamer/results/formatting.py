@@ -53,6 +53,11 @@ def count_text(value: int | None) -> str:
     return NOTHING if value is None else f"{value:,}"
 
 
+def round_text(value: float) -> str:
+    """The round of an evaluation, or the mean over nodes that were in different rounds."""
+    return f"round {value:,.0f}" if value == int(value) else f"round {value:,.1f} on average"
+
+
 def seconds_text(value: int | float | None) -> str:
     """A time in a suitable unit."""
     if value is None:

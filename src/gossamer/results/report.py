@@ -26,6 +26,7 @@ from gossamer.results.formatting import (
     flat,
     is_share,
     metric_title,
+    round_text,
     seconds_text,
     value_text,
 )
@@ -114,10 +115,13 @@ def write_comparison(compared: Comparison, page: Path) -> Path:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """The components that all runs share, by name."""
+    """The components that all runs share, by name. A topology that no run uses is marked."""
     settings = [flat(run.experiment) for run in runs]
     names = {key: {entry.get(f"{key}.name", entry.get(key)) for entry in settings} for key in _DESCRIBED}
-    return {key: str(*values) for key, values in names.items() if len(values) == 1 and any(values)}
+    shared = {key: str(*values) for key, values in names.items() if len(values) == 1 and any(values)}
+    if "topology" in shared and not any(run.uses_topology for run in runs):
+        shared["topology"] += " (not used)"
+    return shared
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
@@ -137,10 +141,10 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
         if value is not None:
             spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
             if final.rounds is not None and value.round < final.rounds and run.status != "done":
-                spread += f" in round {value.round:.0f}, the last complete evaluation"
+                spread += f" in {round_text(value.round)}, the last complete evaluation"
             last = value_text(main, value.mean), spread
         if value is not None and value.best is not None:
-            best = value_text(main, value.best.mean), f"mean, in round {value.best.round:.0f}"
+            best = value_text(main, value.best.mean), f"mean, in {round_text(value.best.round)}"
         figures |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
@@ -227,7 +231,7 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
     """The data of a run, with at most ``max_values`` values of single nodes."""
     points, rows, names = tidy.points(run), tidy.assigned(run), tidy.metric_names(run)
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
-    graphs = dict(sorted(graphs.items()))
+    graphs = dict(sorted(graphs.items())) if run.uses_topology else {0: []}
     start = min(run.poisoned, default=0)
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
     columns = [*names, *(name for name in tidy.AXES if name != "bytes")]
@@ -308,6 +312,8 @@ def _topology(
     return {
         "nodes": run.nodes,
         "directed": bool(run.setup.get("directed", False)),
+        "used": run.uses_topology,
+        "mixing": run.mixing_text,
         "positions": np.round(layout, 3).tolist(),
         "graphs": drawn,
         "edges": [len(graph) for graph in shown],

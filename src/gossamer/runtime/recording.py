@@ -301,7 +301,7 @@ class RunRecord:
         reporters = trained if self._metric == "train_loss" else setup.evaluated
         self._target = TargetWatch(target, reporters)
         self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MAX_PENDING)
-        self._graph, self._rounds = setup.topology.graph(0), 0  # the last graph on record, and its round
+        self._graph, self._rounds = setup.graph(0), 0  # the last graph on record, and its round
         self._view_rounds = 0  # the round of the last graph of views
         self.reached = False
         # In a replayed run: what is on record, as (node, time, moment), and the target's metric by node and time.
@@ -314,7 +314,7 @@ class RunRecord:
         """Resume from a checkpoint, with the rows recorded up to it. Nodes that were saved ahead of others
         contribute to the evaluations that the others will complete."""
         self._rounds = self._view_rounds = max(checkpoint.rounds.values())
-        self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
+        self._graph = self._setup.graph(max(self._rounds - 1, 0))
         evaluated = {rank: r for rank, r in checkpoint.rounds.items() if rank in self._setup.outcome_ranks}
         earliest = min(evaluated.values(), default=0)  # all evaluated nodes may be lost
         for rank, last in evaluated.items():
@@ -351,7 +351,7 @@ class RunRecord:
         if rounds <= self._rounds:
             return
         self._rounds = rounds
-        graph = self._setup.topology.graph(rounds - 1)
+        graph = self._setup.graph(rounds - 1)
         if graph is not self._graph:
             self._graph = graph
             self._append_graph(rounds, graph.edges())
