@@ -73,7 +73,7 @@ class DivShare(Algorithm):
     def check(self, setting: Setting) -> None:
         nodes, topology = setting.nodes, setting.topology
         if (J := self.recipients) is not None and nodes <= J:
-            accepted = f"1 to {nodes - 1}, or null"
+            accepted = f"1 to {nodes - 1}, or null" if nodes > 1 else "null"
             raise BadInput(f"algorithm.recipients: {J} for {nodes} nodes; accepted: {accepted}")
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')

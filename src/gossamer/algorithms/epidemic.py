@@ -38,6 +38,8 @@ class Epidemic(Algorithm):
 
     def check(self, setting: Setting) -> None:
         nodes = setting.nodes
+        if nodes < 2:
+            raise BadInput(f"nodes: {nodes} for {self.name_of()}; accepted: at least 2")
         if self.degree >= nodes:
             raise BadInput(f"algorithm.degree: {self.degree} for {nodes} nodes; accepted: 1 to {nodes - 1}")
 
@@ -69,10 +71,10 @@ class EpidemicOracle(Epidemic):
         return Mixing(graph="a new random regular graph in every round", weights=_PLAIN_MEAN, links=None)
 
     def check(self, setting: Setting) -> None:
+        super().check(setting)
         if self.degree * setting.nodes % 2:
             problem = f"{self.degree} for {setting.nodes} nodes"
             raise BadInput(f"algorithm.degree: {problem}; accepted: an even degree")
-        super().check(setting)
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
         neighbors = _regular_graph(seed, node.size, self.degree).neighbors(node.rank)

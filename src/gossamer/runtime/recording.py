@@ -406,7 +406,8 @@ class RunRecord:
                 self._need(rank)
             parameters = [model.parameters for model in models]
             mean = average(parameters)
-            row["consensus_distance"] = consensus_distance(parameters, mean)
+            if len(parameters) > 1:  # a single model, such as a server's, has no distance from others
+                row["consensus_distance"] = consensus_distance(parameters, mean)
             if self._setup.experiment.evaluation.nodes == "average":
                 buffers = torch.stack([model.buffers for model in models]).mean(0)
                 row |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))
