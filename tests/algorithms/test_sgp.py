@@ -246,7 +246,9 @@ def test_graphs_on_which_weights_vanish_are_refused(
             "nodes": 4,
             "task": {"name": "least-squares", "features": 3, "samples": 40},
             "topology": {
-                "name": "edge-list", "path": str(tmp_path / "arcs.txt"), "directed": True,
+                "name": "edge-list",
+                "path": str(tmp_path / "arcs.txt"),
+                "directed": True,
                 "allow_disconnected": True,
             },
             "algorithm": "sgp",
