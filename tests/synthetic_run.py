@@ -41,13 +41,14 @@ def synthetic(
     status: str | None = "done",
     error: str | None = None,
     compacted: bool = True,
+    named: Sequence[str] = (),
     experiment: dict[str, Any] | None = None,
 ) -> Run:
     """A run whose accuracy rises as 1 - exp(-rate r), faster on some nodes, and whose bytes grow linearly.
 
     Nodes in ``lost`` have no rows from the middle on. With ``poisoned`` nodes there is an evaluation set ``ood``, on which
     they are as accurate as on ``test``, and all others half as accurate. ``asynchronous``: nodes have their own pace on a common
-    time grid.
+    time grid. ``named``: further metrics, all equal to the accuracy.
     """
     rng = generator(seed, "synthetic")
     config = {
@@ -110,6 +111,7 @@ def synthetic(
                 if tested:
                     row["test_loss"] = 2.3 - 1.9 * progress + 0.08 * rng.random()
                     row["test_accuracy"] = np.float32(0.1 + 0.82 * progress + 0.02 * rng.normal()).clip(0, 1)
+                    row |= dict.fromkeys(named, row["test_accuracy"])
                     if poisoned:
                         row["ood_loss"] = row["test_loss"]
                         row["ood_accuracy"] = row["test_accuracy"] / (1 if node in poisoned else 2)

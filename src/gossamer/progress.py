@@ -118,9 +118,11 @@ class Lines(Display):
     def evaluated(self, row: Mapping[str, Any]) -> None:
         # The last progress may have been reported before the end of this round.
         share = max(self._share, self.share(row["round"] * self._nodes, row["time_s"]))
+        distance = row.get("consensus_distance")  # not of a single model
+        consensus = "" if distance is None else f"  consensus distance {distance:.4g}"
         self.show(
             f"round {row['round']}  {self._clock} {self._times}  wall time {self.wall_s:.1f} s  {self._latest}"
-            f"  consensus distance {row['consensus_distance']:.4g}  {bytes_text(self._sent)} sent"
+            f"{consensus}  {bytes_text(self._sent)} sent"
             f"  {self.left(share)}".rstrip()
         )
 

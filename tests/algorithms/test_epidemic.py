@@ -133,6 +133,8 @@ def test_in_degrees_of_epidemic_local_vary() -> None:
 @pytest.mark.parametrize(
     ("algorithm", "nodes", "named"),
     [
+        ({"name": "epidemic-oracle"}, 1, "nodes: 1 for epidemic-oracle; accepted: at least 2"),
+        ({"name": "epidemic-local", "degree": 1}, 1, "nodes: 1 for epidemic-local; accepted: at least 2"),
         ({"name": "epidemic-oracle", "degree": 4}, 4, r"algorithm\.degree: 4 for 4 nodes; accepted: 1 to 3"),
         ({"name": "epidemic-local", "degree": 7}, 5, r"algorithm\.degree: 7 for 5 nodes; accepted: 1 to 4"),
         (

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 import gossamer
 from gossamer import BadInput, Experiment, Run
 from gossamer.algorithms import FedAvg
+from gossamer.progress import Lines
+from gossamer.results.tidy import metric_names
 
 
 def play(out: Path, nodes: int = 5, rounds: int = 4, **algorithm: Any) -> Run:
@@ -151,3 +153,29 @@ def test_invalid_settings_are_refused(
 ) -> None:
     with pytest.raises(BadInput, match=named):
         play(tmp_path, nodes=nodes, **algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "centralized"])
+def test_a_single_outcome_has_no_consensus_distance(
+    algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    experiment = Experiment.of(
+        {
+            "nodes": 3,
+            "task": {"name": "least-squares", "features": 2, "samples": 30, "test_samples": 5},
+            "algorithm": algorithm,
+            "evaluation": {"every_rounds": 1},
+            "stop": {"rounds": 2},
+            "engine": {"name": "simulate", "trainer": "sequential"},
+        }
+    )
+    run = gossamer.run(experiment, tmp_path, observer=Lines(experiment))
+    assert run.metrics["consensus_distance"].count() == 0
+    assert not any("consensus" in name for name in (*run.summary, *metric_names(run)))
+    assert "round 2" in (shown := capsys.readouterr().err)
+    assert "consensus" not in shown
+    goal = {"rounds": 2, "target": {"metric": "consensus_distance", "value": 0.1}}
+    with pytest.raises(
+        BadInput, match="stop.target.metric: got 'consensus_distance'; accepted: (?!.*consensus)"
+    ):
+        gossamer.run(experiment.override(stop=goal), tmp_path)

@@ -12,7 +12,8 @@ import pytest
 import timing
 from timing import Data, Table, Window, least_squares, play, wide
 
-from gossamer import BadInput, Node
+import gossamer
+from gossamer import BadInput, Experiment, Node
 from gossamer.algorithms import SGP
 
 NODES = 4
@@ -215,3 +216,49 @@ def test_overlap_hides_the_exchange_behind_the_steps(tmp_path: Path) -> None:
         )
         seconds.append(play(experiment, tmp_path).metrics["time_s"].max())
     assert seconds == pytest.approx([10 * 1.3, 5 * 1.3, 10 * 0.5], abs=1e-6)
+
+
+def _push_sum_weights(arcs: list[tuple[int, int]], nodes: int) -> np.ndarray:
+    """The weights after 200 rounds."""
+    P = np.zeros((nodes, nodes))
+    for sender in range(nodes):
+        receivers = [sender, *(to for source, to in arcs if source == sender)]
+        P[receivers, sender] = 1 / len(receivers)
+    return np.linalg.matrix_power(P, 200) @ np.ones(nodes)
+
+
+@pytest.mark.parametrize(
+    ("arcs", "edge"),
+    [
+        ([(0, 1), (1, 2), (2, 0), (3, 0)], (3, 0)),  # nobody sends to 3
+        ([(0, 1), (1, 0), (1, 2), (2, 3), (3, 2)], (1, 2)),  # 0 and 1 get nothing back
+        ([(0, 1), (1, 0), (2, 3), (3, 2)], None),  # two strongly connected parts, each with its own mean
+        (ARCS, None),
+    ],
+)
+def test_graphs_on_which_weights_vanish_are_refused(
+    arcs: list[tuple[int, int]], edge: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    assert (_push_sum_weights(arcs, 4).min() < 1e-9) == (edge is not None)
+    (tmp_path / "arcs.txt").write_text("".join(f"{i} {j}\n" for i, j in arcs))
+    experiment = Experiment.of(
+        {
+            "nodes": 4,
+            "task": {"name": "least-squares", "features": 3, "samples": 40},
+            "topology": {
+                "name": "edge-list",
+                "path": str(tmp_path / "arcs.txt"),
+                "directed": True,
+                "allow_disconnected": True,
+            },
+            "algorithm": "sgp",
+            "stop": {"rounds": 60},
+            "engine": {"name": "simulate", "trainer": "sequential"},
+        }
+    )
+    if edge is None:
+        assert gossamer.run(experiment, tmp_path / "runs").status == "done"
+        return
+    where = f"edge-list, where node {edge[0]} sends to node {edge[1]}, which can't reach it, for sgp"
+    with pytest.raises(BadInput, match=f"^topology: {where}; accepted: strongly connected graphs$"):
+        gossamer.run(experiment, tmp_path / "runs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,65 @@ def test_weights_that_bias_consensus_are_noted(cli: Cli) -> None:
         cli(*ring, "--set", "partition={name: sizes, fractions: [0.5, 0.25, 0.125, 0.125]}")[1]
     )
     assert sizes["influence"] == pytest.approx([0.5, 0.25, 0.125, 0.125])
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["epidemic-local", "fedavg", "all-reduce", "local", "centralized", "divshare", "swift-artifact"],
+)
+def test_a_topology_that_is_not_used_is_not_measured(cli: Cli, algorithm: str) -> None:
+    changes = ("--set", f"algorithm={algorithm}", "--set", "algorithm.degree=2")
+    code, text, _ = cli("topology", "small.yaml", *changes[: 4 if algorithm == "epidemic-local" else 2])
+    assert code == 0
+    assert f"{algorithm} does not use the topology, so the figures of ring say nothing about the run" in text
+    assert not re.search("^(spectral gap|diameter|degree|effective)", text, re.MULTILINE)
+
+
+def test_other_weights_than_those_of_the_topology_are_measured(cli: Cli) -> None:
+    def gap(*changes: str) -> str:
+        text = cli("topology", "small.yaml", *(word for change in changes for word in ("--set", change)))[1]
+        return re.findall(r"^spectral gap +(\S+)$", text, re.MULTILINE)[0]
+
+    # A star of five. Metropolis-Hastings: 1/5 for each edge, so the eigenvalues are 1, 4/5 (three times) and 0. Clients of
+    # SWIFT: the same. Exact diffusion: (W + I) / 2.
+    star = ("nodes=5", "topology=star")
+    assert gap(*star) == "0.2"
+    assert gap(*star, "algorithm=swift") == "0.2"
+    assert gap(*star, "algorithm={name: d2, exact_diffusion: true}") == "0.1"
+    # Uniform weights of a star: the centre has 1/5, an end 1/2, so the eigenvalues are 1, 1/2 (three times) and -0.3.
+    assert gap(*star, "topology.weights=uniform") == "0.5"
+    assert gap(*star, "topology.weights=uniform", "algorithm=swift") == "0.2"
+    assert gap(*star, "algorithm=gossip-learning") == "–"
+    assert gap(*star, "aggregator=median") == "–"
+
+
+def test_push_sum_has_no_note_about_a_weighted_mean(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "arcs.txt").write_text("0 1\n1 2\n2 3\n3 0\n0 2\n1 0\n1 3\n")
+    arcs = f"topology={{name: edge-list, path: {tmp_path / 'arcs.txt'}, directed: true}}"
+    note = "the weights move the consensus away from the mean"
+    assert note in cli("topology", "small.yaml", "--set", arcs)[1]
+    text = cli("topology", "small.yaml", "--set", arcs, "--set", "algorithm=sgp")[1]
+    assert note not in text
+    assert "push-sum corrects the bias of these weights: repeated exchanges converge to the mean" in text
+    assert re.search(r"^in-degree max +2$", text, re.MULTILINE)
+    assert re.search(r"^out-degree max +3$", text, re.MULTILINE)
+
+
+def test_an_algorithm_that_declares_nothing_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine_undeclared.py").write_text(
+        "from gossamer import Algorithm, Node\n\n"
+        "class Silent(Algorithm):\n"
+        "    async def run(self, node: Node) -> None:\n"
+        "        async for r in node.rounds():\n"
+        "            await node.train(1)\n"
+    )
+    code, text, _ = cli("topology", "small.yaml", "--set", "algorithm=mine_undeclared:Silent")
+    assert code == 0
+    assert (
+        "does not declare what it mixes with (Algorithm.mixing): the figures describe the topology's weights"
+        in text
+    )
+    assert "spectral gap" in text
 
 
 def test_list_and_topology_print_json(cli: Cli) -> None:

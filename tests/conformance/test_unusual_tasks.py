@@ -149,6 +149,18 @@ def test_metrics_with_colliding_names_are_refused() -> None:
             Task(MODELS["linear"], pair, pair, F.cross_entropy, metrics=metrics, tests=tests)
 
 
+@pytest.mark.parametrize(
+    "name", ["f1=macro", "[bold]x", "a<b>", "with space", "a,b", "s/l", "top-5", "*", "", "5f"]
+)
+def test_metrics_without_an_identifier_as_name_are_refused(name: str) -> None:
+    pair = (torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))
+    with pytest.raises(
+        BadInput, match=r"^task.metrics: got '.*'; accepted: an identifier: letters, digits and _"
+    ) as error:
+        Task(MODELS["linear"], pair, pair, F.cross_entropy, metrics={name: F.cross_entropy})
+    assert len(error.value.problems) == 1
+
+
 class Recording(Algorithm):
     column: str
 
@@ -161,6 +173,11 @@ class Recording(Algorithm):
 def test_algorithms_cannot_record_reserved_columns(tmp_path: Path, column: str) -> None:
     with pytest.raises(RunFailed, match=f"node.record: {column}: every row has this column"):
         play(tmp_path, algorithm={"name": f"{__name__}:Recording", "column": column})
+
+
+def test_algorithms_record_only_under_identifiers(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="node.record: 'f1=macro'; accepted: an identifier"):
+        play(tmp_path, algorithm={"name": f"{__name__}:Recording", "column": "f1=macro"})
 
 
 class Scalar(Aggregator):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,22 @@ def test_unevaluated_sources_have_no_halfway_round(tmp_path: Path) -> None:
     rows = by_hops(run, "ood_accuracy")
     assert rows["hops"].to_list() == [1, 2, 3]
     assert rows["half_round"].null_count() == 3
+
+
+def test_algorithms_without_the_topology_have_no_distances(tmp_path: Path) -> None:
+    run = played(tmp_path, algorithm={"name": "epidemic-local", "degree": 2}, stop={"rounds": 1})
+    with pytest.raises(
+        BadInput, match="epidemic-local does not use the topology edge-list.*accepted: runs whose"
+    ):
+        spread(groups([run]), "ood_accuracy")
+    # Records of older versions, and algorithms that declare nothing, are taken to use it.
+    setup = json.loads((run.path / "setup.json").read_text())
+    assert setup["mixing"]["uses_topology"] is False
+
+
+def test_distances_follow_the_tree_that_is_used(tmp_path: Path) -> None:
+    """On a ring, the breadth-first tree from rank 0 has no edge between 2 and 3."""
+    run = played(
+        tmp_path, topology="ring", algorithm={"name": "relay-sum", "tree": "spanning"}, stop={"rounds": 1}
+    )
+    assert hops(run, "ood_accuracy") == {0: 1, 1: 0, 2: 1, 3: 3, 4: 2}

@@ -14,6 +14,7 @@ from sweeps import HERE, TINY
 
 from command_line import Cli
 from gossamer import load_run
+from gossamer.sweep.plan import elapsed
 
 SWEEP = {
     "name": "tiny",
@@ -152,6 +153,46 @@ def test_dry_run_estimates_remaining_time(cli: Cli, tmp_path: Path) -> None:
     assert [row["by"] for row in plan] == ["a whole run", "a whole run", "2 done", "2 done"]
     assert plan[2]["wall_s"] == pytest.approx(sum(walls) / 2)
     assert cli("sweep", "sweep.yaml", "--dry-run")[1].splitlines()[-1].startswith("left: 2 of 4 runs, ")
+
+
+def test_dry_run_says_how_long_one_waits(cli: Cli) -> None:
+    """Runs of unequal length: the estimate is that of the real order, not the sum."""
+    sets = ("--set", "seeds=3", "--dry-run")
+    made = json.loads(cli("sweep", "sweep.yaml", *sets, "--jobs", "2", "--json")[1])
+    walls = [row["wall_s"] for row in made["plan"]]
+    a, b = walls[0], walls[3]
+    # Two workers and six runs, a a a b b b. The first a to end is followed by the third, the second by the first b.
+    first, second = 2 * a, a + b
+    for _ in range(2):
+        first, second = sorted((first, second))
+        first += b
+    assert made["left"] == {
+        "runs": 6,
+        "unknown": 0,
+        "jobs": 2,
+        "total_s": pytest.approx(3 * a + 3 * b),
+        "wall_s": pytest.approx(max(first, second)),
+    }
+    line = cli("sweep", "sweep.yaml", *sets, "--jobs", "2")[1].splitlines()[-1]
+    assert re.fullmatch(r"left: 6 of 6 runs, \S+ s with 2 at a time \(\S+ s one after another\)", line)
+    alone = cli("sweep", "sweep.yaml", *sets, "--jobs", "1")[1].splitlines()[-1]
+    assert re.fullmatch(r"left: 6 of 6 runs, \S+ s one after another", alone)
+
+
+def test_time_of_unequal_runs_by_hand() -> None:
+    assert elapsed([5, 1, 1, 1], 2) == 5  # 5 beside 1 + 1 + 1
+    assert elapsed([1, 1, 1, 5], 2) == 6  # the long one begins after the first second
+    assert elapsed([1, 1, 1, 5], 1) == 8
+    assert elapsed([], 3) == 0
+
+
+def test_dry_run_leaves_out_what_is_not_done_again(cli: Cli, tmp_path: Path) -> None:
+    diverges = {"optimizer.lr": 1e30, "stop.rounds": 50}
+    (tmp_path / "sweep.yaml").write_text(dump(SWEEP | {"cells": {"diverges": diverges}}))
+    assert cli("sweep", "sweep.yaml", *HERE, "--quiet")[0] == 1
+    plan = ("sweep", "sweep.yaml", "--dry-run")
+    assert cli(*plan)[1].splitlines()[-1].startswith("left: 0 of 2 runs, ")
+    assert cli(*plan, "--retry-failed")[1].splitlines()[-1].startswith("left: 2 of 2 runs, ")
 
 
 @pytest.mark.parametrize(

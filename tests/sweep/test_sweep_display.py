@@ -40,6 +40,19 @@ def test_piped_lines_have_first_metric_and_survive_closed_pipe(
     lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "")
 
 
+def test_remaining_time_counts_runs_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [planned] = make_sweep(tmp_path).planned
+    monkeypatch.setattr("gossamer.sweep.display.stopwatch", lambda: lambda: 60.0)
+    lines = SweepLines()
+    # One at a time, 60 s each: 3 are left. Four at a time, 30 s each: after 60 s, 8 of 16 are done and, on average, 3 others
+    # half done; 6.5 are left at 9.5 a minute.
+    for counts, left in ((Counts(4, done=1, running=1), "3.0 min"), (Counts(16, done=8, running=4), "41 s")):
+        lines.ended(planned, State("done"), counts, "")
+        assert capsys.readouterr().err.endswith(f"  about {left} left\n")
+
+
 @contextmanager
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """Standard error as a terminal of 120 columns."""

@@ -96,7 +96,7 @@ def test_loss_may_be_a_name_or_a_reference(table: Path, tmp_path: Path, monkeypa
     assert hub(table, targets="height", loss="regression").train[1].shape == (36, 1)
     (tmp_path / "users_loss.py").write_text(
         "def loss(outputs, targets): return (outputs - targets).abs().mean()\n"
-        "def scaled(inputs): return 10 * inputs\n"
+        "def scaled(inputs, training): return 10 * inputs\n"
         "def noisy(inputs, rng): return inputs + float(rng.normal())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -109,6 +109,32 @@ def test_loss_may_be_a_name_or_a_reference(table: Path, tmp_path: Path, monkeypa
     np.testing.assert_allclose(targets.numpy(), ordered.select("height").to_numpy(), rtol=1e-6)
     assert targets.shape == task.model()(inputs).shape  # (the loss would broadcast other shapes)
     assert task.augment is sys.modules.pop("users_loss").noisy
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_standardization_uses_the_training_set_only(in_place: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """The test set has another mean and another spread."""
+    train, test = drawn(30, 1), drawn(20, 2).with_columns(pl.col("a", "b") * 3 + 5)
+    train.write_parquet(tmp_path / "train.parquet")
+    test.write_parquet(tmp_path / "test.parquet")
+    (tmp_path / "users_transform.py").write_text(
+        "def standardized(inputs, training):\n"
+        "    mean, std = training.mean(0), training.std(0)\n"
+        + ("    return inputs.sub_(mean).div_(std)\n" if in_place else "    return (inputs - mean) / std\n")
+        + "def alone(inputs): return inputs\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    task = hub(tmp_path, transform="users_transform:standardized")
+    known, unseen = (frame.select("a", "b").to_numpy() for frame in (train, test))
+    for inputs, values in ((task.train[0], known), (task.test[0], unseen)):
+        expected = (values - known.mean(0)) / known.std(0, ddof=1)
+        np.testing.assert_allclose(inputs.numpy(), expected, rtol=1e-4, atol=1e-5)
+    assert abs(task.test[0].mean(0) - 5).max() < 3  # far from 0, which is the training set's
+    with pytest.raises(
+        BadInput, match=r"task.transform: users_transform:alone: .*; accepted: a function of \(inputs, tr"
+    ):
+        hub(tmp_path, transform="users_transform:alone")
+    sys.modules.pop("users_transform")
 
 
 def test_inputs_may_be_lists_or_named_columns(table: Path) -> None:

@@ -47,6 +47,15 @@ def test_residual_has_the_noise_level():
     assert residual.std() == pytest.approx(0.3, rel=0.03)  # standard error: 0.5 %
 
 
+def test_loss_is_half_the_mean_squared_error_down_to_half_the_noise_variance():
+    task = LeastSquares(features=5, samples=20_000, targets=2, noise=0.1).load(None, 1)
+    x, y = (values.double() for values in task.train)
+    fitted = torch.from_numpy(x.numpy() @ solution(x, y).T)
+    loss = task.loss(fitted, y).item()
+    assert loss == pytest.approx(0.5 * np.square(fitted.numpy() - y.numpy()).mean())
+    assert loss == pytest.approx(0.005, rel=0.03)
+
+
 def test_data_are_keyed_by_the_seed():
     one, again, other = (LeastSquares().load(None, seed) for seed in (1, 1, 2))
     assert torch.equal(one.train[1], again.train[1])

@@ -302,6 +302,11 @@ def test_invalid_parameters_are_refused(spec: dict[str, Any], problem: str) -> N
         Overlay(spec, 10)
 
 
+def test_a_node_alone_is_refused() -> None:
+    with pytest.raises(BadInput, match="^nodes: 1 for the topology cyclon; accepted: at least 2$"):
+        Overlay({}, 1)
+
+
 def test_sampled_layers_are_refused() -> None:
     with pytest.raises(BadInput, match=r"^topology\.layers\.far: cyclon; accepted"):
         build("topology", {"name": "layers", "layers": {"near": "ring", "far": "cyclon"}})

@@ -16,7 +16,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model
 from gossamer.node import Node, PeerLost, Setting
-from gossamer.topology import Graph
+from gossamer.topology import Graph, Mixing, TopologySchedule
 
 
 @register("algorithm", "ad-psgd")
@@ -55,6 +55,13 @@ class ADPSGD(Algorithm):
     local_steps: LocalSteps = 1
     wait_free: bool = False
     timeout_s: float = Field(default=30.0, gt=0)
+
+    def mixing(self) -> Mixing:
+        return Mixing(
+            graph="the edges of the topology between an active and a passive node",
+            weights="1/2 for each model of a pair",
+            links=_links,
+        )
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
@@ -142,3 +149,14 @@ def active_ranks(graph: Graph) -> frozenset[int]:
                 depth[child] = depth[rank] + 1
                 path.append((child, iter(graph.neighbors(child))))
     return frozenset(rank for rank, level in depth.items() if level % 2 == 0)
+
+
+def _links(topology: TopologySchedule, round: int) -> Graph:
+    """The edges along which nodes average: with sampled neighbours, all of them."""
+    graph = topology.graph(round)
+    return graph if topology.sampled else _between(graph, active_ranks(topology.graph(0)))
+
+
+@lru_cache(maxsize=8)
+def _between(graph: Graph, active: frozenset[int]) -> Graph:
+    return Graph(graph.nodes, ((i, j) for i, j in graph.edges() if (i in active) != (j in active)))

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from gossamer.config.registry import Component
 from gossamer.node import Node, Setting
+from gossamer.topology import Mixing
 
 LocalSteps = Annotated[int, Field(ge=1, le=1_000_000)]
 """Mini-batch steps between two communications. Their batches are drawn together."""
@@ -55,6 +56,12 @@ class Algorithm(Component):
     def check(self, setting: Setting) -> None:
         """Refuse a setting that the algorithm can't be used with, before any work starts: raise BadInput with
         the field, its value and what is accepted. The default accepts everything."""
+
+    def mixing(self) -> Mixing | None:
+        """The graph and the weights with which it mixes, as ``gossamer topology``, reports and ``--by-hops`` describe
+        them. The default, None, declares nothing: they then describe the topology with its weights, and say that the
+        algorithm may not use them."""
+        return None
 
     def message_limit(self, P: int, nodes: int) -> int:
         """The largest message that a node accepts, in bytes. The default is two models plus 64 KiB."""

@@ -23,6 +23,8 @@ from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
 from gossamer.messages.tags import Model, dense
 from gossamer.node import Node, Setting
+from gossamer.topology import Mixing
+from gossamer.topology.mixing import damped
 
 
 class _Compressed(Algorithm):
@@ -35,6 +37,12 @@ class _Compressed(Algorithm):
     needs_every_message: ClassVar[bool] = True
 
     gamma: float = Field(default=0.4, gt=0, le=1)
+
+    def mixing(self) -> Mixing:
+        return Mixing(
+            weights="(1 - gamma) I + gamma W, with W of topology.weights",
+            row=damped(self.gamma),
+        )
 
     def check(self, setting: Setting) -> None:
         check_doubly_stochastic(setting.topology, self.name_of())

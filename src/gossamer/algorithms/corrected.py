@@ -19,7 +19,8 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
 from gossamer.node import Node, Setting
-from gossamer.topology import TopologySchedule
+from gossamer.topology import BY_TOPOLOGY, Mixing, TopologySchedule
+from gossamer.topology.mixing import damped
 
 LOWEST = -1 / 3  # D2 converges if every eigenvalue of W is above this
 
@@ -46,6 +47,11 @@ class D2(Algorithm):
 
     runs_as_cohort: ClassVar[bool] = True
     exact_diffusion: bool = False
+
+    def mixing(self) -> Mixing:
+        if not self.exact_diffusion:
+            return BY_TOPOLOGY
+        return Mixing(weights="(W + I) / 2, with W of topology.weights", row=damped(1 / 2))
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
@@ -137,6 +143,9 @@ class GradientTracking(Algorithm):
     def ends_with_steps(self) -> bool:
         return self.variant == "diging"
 
+    def mixing(self) -> Mixing:
+        return BY_TOPOLOGY
+
     def check(self, setting: Setting) -> None:
         check_doubly_stochastic(setting.topology, self.name_of())
 
@@ -184,6 +193,9 @@ class QuasiGlobalMomentum(Algorithm):
     beta: float = Field(default=0.9, ge=0, lt=1)
     mu: float = Field(default=0.9, ge=0, lt=1)
     nesterov: bool = False
+
+    def mixing(self) -> Mixing:
+        return BY_TOPOLOGY
 
     def check(self, setting: Setting) -> None:
         if not isinstance(setting.optimizer, SGD):

@@ -11,6 +11,7 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.messages.tags import Model
 from gossamer.node import Node
+from gossamer.topology import BY_TOPOLOGY, Mixing
 
 
 @register("algorithm", "d-psgd")
@@ -34,6 +35,9 @@ class DPSGD(Algorithm):
 
     def ends_with_steps(self) -> bool:
         return self.overlap
+
+    def mixing(self) -> Mixing:
+        return BY_TOPOLOGY
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():

@@ -29,6 +29,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model, Sending
 from gossamer.node import Node, Setting
+from gossamer.topology import Mixing, TopologySchedule
 
 
 @register("algorithm", "divshare")
@@ -72,13 +73,23 @@ class DivShare(Algorithm):
     def check(self, setting: Setting) -> None:
         nodes, topology = setting.nodes, setting.topology
         if (J := self.recipients) is not None and nodes <= J:
-            accepted = f"1 to {nodes - 1}, or null"
+            accepted = f"1 to {nodes - 1}, or null" if nodes > 1 else "null"
             raise BadInput(f"algorithm.recipients: {J} for {nodes} nodes; accepted: {accepted}")
         if self.backlog is not None and self.queue == "drop":
             raise BadInput(f'algorithm.backlog: {self.backlog} with queue "drop"; accepted: null, or "keep"')
         if topology.sampled and self.recipients_from == "all":
             problem = f'"all" on {topology.topology.name_of()}'
             raise BadInput(f'algorithm.recipients_from: {problem}; accepted: "neighbors"')
+
+    def mixing(self) -> Mixing:
+        everyone = self.recipients_from == "all"
+        return Mixing(
+            graph="new random recipients in every round"
+            if everyone
+            else "the topology, to J random neighbours",
+            weights="the plain mean, per coordinate, of its own value and those received",
+            links=None if everyone else TopologySchedule.graph,
+        )
 
     def reaches_all(self) -> bool:
         return self.recipients_from == "all"
@@ -249,6 +260,9 @@ class SwiftArtifact(Algorithm):
     def _divshare(self) -> DivShare:
         return DivShare(fraction=1.0, queue="keep", **dict(self))
 
+    def mixing(self) -> Mixing:
+        return self._divshare().mixing()
+
     def check(self, setting: Setting) -> None:
         self._divshare().check(setting)
 
@@ -284,6 +298,13 @@ class ADPSGDArtifact(Algorithm):
     degree: int = Field(default=6, ge=2)
     local_steps: LocalSteps = 1
     backlog: int | None = Field(default=None, ge=1)
+
+    def mixing(self) -> Mixing:
+        return Mixing(
+            graph="new random peers in every round",
+            weights="the plain mean of its own model and those received",
+            links=None,
+        )
 
     def check(self, setting: Setting) -> None:
         if setting.nodes < 2:

@@ -19,7 +19,9 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
-from gossamer.topology import Graph, random_regular
+from gossamer.topology import Graph, Mixing, random_regular
+
+_PLAIN_MEAN = "the plain mean of its own model and those received"
 
 
 class Epidemic(Algorithm):
@@ -36,6 +38,8 @@ class Epidemic(Algorithm):
 
     def check(self, setting: Setting) -> None:
         nodes = setting.nodes
+        if nodes < 2:
+            raise BadInput(f"nodes: {nodes} for {self.name_of()}; accepted: at least 2")
         if self.degree >= nodes:
             raise BadInput(f"algorithm.degree: {self.degree} for {nodes} nodes; accepted: 1 to {nodes - 1}")
 
@@ -63,11 +67,14 @@ class EpidemicOracle(Epidemic):
 
     runs_as_cohort: ClassVar[bool] = True
 
+    def mixing(self) -> Mixing:
+        return Mixing(graph="a new random regular graph in every round", weights=_PLAIN_MEAN, links=None)
+
     def check(self, setting: Setting) -> None:
+        super().check(setting)
         if self.degree * setting.nodes % 2:
             problem = f"{self.degree} for {setting.nodes} nodes"
             raise BadInput(f"algorithm.degree: {problem}; accepted: an even degree")
-        super().check(setting)
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
         neighbors = _regular_graph(seed, node.size, self.degree).neighbors(node.rank)
@@ -78,6 +85,9 @@ class EpidemicOracle(Epidemic):
 class EpidemicLocal(Epidemic):
     """EL-Local (de Vos et al., 2023): each node draws s out-neighbours, uniformly without replacement;
     in-degrees vary."""
+
+    def mixing(self) -> Mixing:
+        return Mixing(graph="new random recipients in every round", weights=_PLAIN_MEAN, links=None)
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:
         recipients, senders = _directed_graph(seed, node.size, self.degree)

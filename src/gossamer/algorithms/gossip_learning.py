@@ -17,6 +17,9 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message, Model, Sending
 from gossamer.node import Node
+from gossamer.topology import Mixing
+
+_GRAPH = "the topology, to one random neighbour at a time"
 
 
 class _Gossip(Algorithm):
@@ -57,6 +60,9 @@ class GossipLearning(_Gossip):
     mixes_models: ClassVar[bool] = True
     merge: Literal["each", "all"] = "each"
     period_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+    def mixing(self) -> Mixing:
+        return Mixing(graph=_GRAPH, weights="in proportion to the ages of the models")
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("age", 0)
@@ -126,6 +132,15 @@ class GossipLearningOnReceipt(_Gossip):
 
     def ends_with_steps(self) -> bool:
         return self.create != "um"
+
+    def mixing(self) -> Mixing:
+        replaced = self.create == "rw"
+        return Mixing(
+            graph=_GRAPH,
+            weights="none: models replace each other"
+            if replaced
+            else "1/2 for each of the last two models received",
+        )
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("age", 0)

@@ -32,6 +32,8 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Field as LayoutField
 from gossamer.node import Node, Setting
+from gossamer.topology import Mixing
+from gossamer.topology.mixing import topology_row
 
 
 class _Matrix(NamedTuple):
@@ -62,6 +64,13 @@ class PowerGossip(Algorithm):
 
     local_steps: LocalSteps = 1
     rank: int = Field(default=1, ge=1)
+
+    def mixing(self) -> Mixing:
+        return Mixing(
+            weights="topology.weights, for a low-rank part of each difference",
+            row=topology_row,
+            note="the figures describe whole differences; a low rank makes mixing slower",
+        )
 
     def sends_models(self) -> bool:
         return False

@@ -14,6 +14,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Payload
 from gossamer.node import Node, Setting
+from gossamer.topology import Mixing
 
 DISMISSALS = 100  # times that the server, after its last round, tells waiting clients that no model will come
 
@@ -27,6 +28,9 @@ class Local(Algorithm):
 
     runs_as_cohort: ClassVar[bool] = True
     local_steps: LocalSteps = 1
+
+    def mixing(self) -> Mixing:
+        return Mixing(graph="none: nodes send nothing", weights="none", links=None)
 
     def sends_models(self) -> bool:
         return False
@@ -74,6 +78,9 @@ class AllReduce(Algorithm):
         local_steps: mini-batch steps a round."""
 
     local_steps: LocalSteps = 1
+
+    def mixing(self) -> Mixing:
+        return Mixing(graph="all nodes", weights="1 / n for every node", links=None)
 
     def reaches_all(self) -> bool:
         return True
@@ -133,6 +140,14 @@ class FedAvg(Algorithm):
     weighting: Literal["data", "uniform"] = "data"
     server: int = Field(default=0, ge=0)
     idle_s: float = Field(default=1.0, gt=0)
+
+    def mixing(self) -> Mixing:
+        by_data = self.weighting == "data"
+        return Mixing(
+            graph="the server and the clients of the round",
+            weights="in proportion to the samples of the clients" if by_data else "the same for every client",
+            links=None,
+        )
 
     def check(self, setting: Setting) -> None:
         if self.server >= setting.nodes:

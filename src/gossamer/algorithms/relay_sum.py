@@ -14,7 +14,7 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.node import Node, Setting
-from gossamer.topology import Graph
+from gossamer.topology import Graph, Mixing, TopologySchedule
 
 
 @register("algorithm", "relay-sum")
@@ -39,6 +39,14 @@ class RelaySum(Algorithm):
     local_steps: LocalSteps = 1
     tree: Literal["given", "spanning"] = "given"
     stand_in: Literal["own", "initial"] = "own"
+
+    def mixing(self) -> Mixing:
+        given = self.tree == "given"
+        return Mixing(
+            graph="the topology, a tree" if given else "the breadth-first tree of the topology from rank 0",
+            weights="1 / n for every node; a model from d hops away is d - 1 rounds old",
+            links=_tree,
+        )
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
@@ -88,6 +96,10 @@ class RelaySum(Algorithm):
             # The initial model is mixed too, under a number that is not a rank.
             sums[node.size], weights[node.size] = node.state["initial"], missing / node.size
             await node.mix(sums, weights, self_weight=1 / node.size)
+
+
+def _tree(topology: TopologySchedule, round: int) -> Graph:
+    return spanning_tree(topology.graph(0))
 
 
 @lru_cache(maxsize=8)

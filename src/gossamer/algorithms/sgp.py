@@ -16,13 +16,18 @@ from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
+from gossamer.errors import BadInput
 from gossamer.messages.tags import Payload
-from gossamer.node import Node
+from gossamer.node import Node, Setting
+from gossamer.topology import Graph, Mixing, TopologySchedule
+from gossamer.topology.weights import Row
 
 
 @register("algorithm", "sgp")
 class SGP(Algorithm):
     """Stochastic gradient push (Assran et al., 2019), on any topology whose union over time is strongly connected.
+    A static graph in which a node sends to nodes that can't reach it is refused: its weight would go to zero, and its
+    steps eta / w would grow without bound. The union of a changing graph is not checked beyond ``topology`` itself.
 
     Algorithm 1. ``topology.weights`` are not used: P_ji = 1 / (1 + out-degree of i) for node i and its
     out-neighbours j. A weight w, initially 1, accompanies x and corrects the bias that P introduces:
@@ -49,6 +54,19 @@ class SGP(Algorithm):
     needs_every_message: ClassVar[bool] = True
     local_steps: LocalSteps = 1
     overlap: int = Field(default=0, ge=0)
+
+    def mixing(self) -> Mixing:
+        return Mixing(
+            weights="1 / (1 + out-degree of the sender), column-stochastic",
+            row=_row,
+            note="push-sum corrects the bias of these weights: repeated exchanges converge to the mean",
+        )
+
+    def check(self, setting: Setting) -> None:
+        topology = setting.topology
+        if topology.static and (edge := _without_return(topology.graph(0))) is not None:
+            where = f"{topology.topology.name_of()}, where node {edge[0]} sends to node {edge[1]}, which can't reach it"
+            raise BadInput(f"topology: {where}, for sgp; accepted: strongly connected graphs")
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("weight", 1.0)
@@ -96,3 +114,17 @@ class SGP(Algorithm):
             {rank: share / total for rank, share in shares.items()},
             self_weight=own / total,
         )
+
+
+def _row(topology: TopologySchedule, rank: int, round: int) -> Row:
+    """A row of P."""
+    senders = (rank, *topology.neighbors(rank, round, "in"))
+    return {j: 1 / (1 + len(topology.neighbors(j, round, "out"))) for j in senders}
+
+
+def _without_return(graph: Graph) -> tuple[int, int] | None:
+    """The first edge from which no path leads back, if any. A node before such an edge loses all of its weight."""
+    if not graph.directed or graph.connected:
+        return None
+    component = graph.component_of()
+    return next(((i, j) for i, j in graph.edges() if component[i] != component[j]), None)

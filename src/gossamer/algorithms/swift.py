@@ -17,7 +17,9 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Sending
 from gossamer.node import Node, Setting
-from gossamer.topology.weights import ccs
+from gossamer.topology import Mixing, TopologySchedule
+from gossamer.topology.mixing import topology_row, with_own
+from gossamer.topology.weights import Row, ccs
 
 
 @register("algorithm", "swift")
@@ -52,6 +54,14 @@ class Swift(Algorithm):
     memory: Literal["stored", "fresh"] = "stored"
     boost: bool = False
     weights: Literal["ccs", "topology"] = "ccs"
+
+    def mixing(self) -> Mixing:
+        by_topology = self.weights == "topology"
+        return Mixing(
+            weights="topology.weights" if by_topology else "ccs",
+            row=topology_row if by_topology else _ccs_row,
+            note="the figures describe rounds in which all models arrive; nodes mix at their own pace",
+        )
 
     def check(self, setting: Setting) -> None:
         topology = setting.topology
@@ -107,3 +117,7 @@ class Swift(Algorithm):
         share = 1 / (1 + len(heard))
         factor = min((1 + len(weights)) * share, (1 - share) / total)
         return {j: factor * weights[j] for j in heard}
+
+
+def _ccs_row(topology: TopologySchedule, rank: int, round: int) -> Row:
+    return with_own(rank, dict(ccs(topology.graph(round))[rank]))

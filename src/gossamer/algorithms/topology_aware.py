@@ -25,7 +25,9 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message
 from gossamer.node import Node, Setting
-from gossamer.topology.weights import shares
+from gossamer.topology import BY_TOPOLOGY, Mixing, TopologySchedule
+from gossamer.topology.mixing import topology_row
+from gossamer.topology.weights import Row, shares
 
 
 @register("algorithm", "topology-aware")
@@ -58,6 +60,13 @@ class TopologyAware(Algorithm):
     distance: Literal["squared", "norm"] = "squared"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     evaluate_trained: tuple[str, ...] = ()
+
+    def mixing(self) -> Mixing:
+        if self.order == "sequential":
+            return Mixing(weights="topology.weights, one node after the other")
+        if self.participation < 1:
+            return Mixing(weights="topology.weights, at the nodes drawn for the round")
+        return BY_TOPOLOGY
 
     def check(self, setting: Setting) -> None:
         for name in self.evaluate_trained:
@@ -144,6 +153,28 @@ class GossipedCentrality(Algorithm):
     temperature: float | None = Field(default=None, gt=0)
     damping: float = Field(default=0.85, gt=0, lt=1)
 
+    def mixing(self) -> Mixing:
+        return Mixing(
+            weights="by the scores that nodes learn by gossip",
+            row=self._degree_row if self.measure == "degree" else None,  # a PageRank changes with the round
+        )
+
+    def _degree_row(self, topology: TopologySchedule, rank: int, round: int) -> Row:
+        graph = topology.graph(round)
+        closed = sorted((rank, *graph.neighbors(rank, "in")))
+        return shares(
+            {
+                j: self._degree(graph.neighbors(j, "out"), graph.neighbors(j, "in"), graph.nodes)
+                for j in closed
+            },
+            self.temperature,
+        )
+
+    @staticmethod
+    def _degree(receivers: Sequence[int], senders: Sequence[int], nodes: int) -> float:
+        """The fraction of all other nodes that are neighbours."""
+        return len({*receivers, *senders}) / max(nodes - 1, 1)
+
     async def run(self, node: Node) -> None:
         node.state.setdefault("score", 1 / node.size)
         node.expect(0, {"model": node.model, "score": 1.0, "degree": 1}, check=_check)
@@ -152,7 +183,7 @@ class GossipedCentrality(Algorithm):
             await node.train(self.local_epochs * node.steps_per_epoch)
             receivers, senders = await node.neighbors(r, "out"), await node.neighbors(r, "in")
             if self.measure == "degree":
-                node.state["score"] = len({*receivers, *senders}) / max(node.size - 1, 1)
+                node.state["score"] = self._degree(receivers, senders, node.size)
             own, degree = node.state["score"], len(receivers)
             node.record(score=own)
             node.broadcast(receivers, {"model": node.model, "score": own, "degree": degree}, tag=r)
@@ -201,6 +232,9 @@ class InfluenceCorrected(Algorithm):
 
     local_epochs: int = Field(default=1, ge=1)
     most: float = Field(default=10.0, ge=1)
+
+    def mixing(self) -> Mixing:
+        return Mixing(row=topology_row, note="the steps of a node are divided by its influence")
 
     def message_limit(self, P: int, nodes: int) -> int:
         return super().message_limit(P, nodes) + 4 * nodes

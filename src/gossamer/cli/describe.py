@@ -6,12 +6,15 @@ from __future__ import annotations
 import logging
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gossamer.cli.options import File, Json, Overrides, Quiet, argument, option, print_json
 from gossamer.errors import BadInput
+
+if TYPE_CHECKING:
+    from gossamer.topology import TopologySchedule
 
 _ROUNDS = 1000  # rounds in which to look for a change of the graph
 
@@ -22,11 +25,12 @@ def topology(
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure an experiment's graph and mixing matrix: spectral gap, diameter, influence of nodes."""
+    """Measure the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
-    from gossamer.topology import DataSize, TopologySchedule
+    from gossamer.node.setup import mixing_of
+    from gossamer.topology import BY_TOPOLOGY, DataSize, TopologySchedule
     from gossamer.topology.measures import describe
 
     if isinstance(getattr(experiment.topology, "weights", None), DataSize):
@@ -41,28 +45,56 @@ def topology(
             f"--round: {round_} of {experiment.topology.name_of()}, whose nodes choose their neighbours during the run;"
             " accepted: 0, the views that they start with"
         )
-    measures = describe(schedule, round_)
+    mixing = mixing_of(experiment)
+    measures = describe(schedule, round_, mixing or BY_TOPOLOGY)
     if as_json:
-        print_json(measures)
+        print_json(measures | {"mixing": None if mixing is None else mixing.description()})
         return
-    influence = measures.pop("influence") or []
-    for name, value in measures.items():
-        typer.echo(f"{name.replace('_', ' '):24} {'–' if value is None else f'{value:.6g}'}")
+    algorithm, topology = experiment.algorithm.name_of(), experiment.topology.name_of()
+    influence = measures.pop("influence", None) or []
+    words = {} if mixing is None else {"graph": mixing.graph, "weights": mixing.weights}
+    figures = {name: "–" if value is None else f"{value:.6g}" for name, value in measures.items()}
+    for name, text in (words | figures).items():
+        typer.echo(f"{_title(name):24} {text}")
     notes = []
+    if mixing is None:
+        problem = f"{algorithm} does not declare what it mixes with (Algorithm.mixing)"
+        notes.append(f"{problem}: the figures describe the topology's weights, which it may not use")
+    elif mixing.links is None:
+        notes.append(
+            f"{algorithm} does not use the topology, so the figures of {topology} say nothing about the run"
+        )
+    elif mixing.row is None:
+        notes.append("no fixed matrix describes these weights, so they have no spectral gap")
+    elif mixing.note:
+        notes.append(mixing.note)
+    if experiment.codec is not None and influence:
+        notes.append("the figures describe whole models; what the codec loses makes mixing slower")
     if influence and max(influence) - min(influence) > 1e-6 / len(influence):
         ranks = sorted(range(len(influence)), key=lambda rank: -round(influence[rank], 12))
         top = ", ".join(f"{influence[rank]:.3g} (node {rank})" for rank in ranks[:4])
         typer.echo(f"{'influence':24} highest {top}; lowest {influence[ranks[-1]]:.3g} (node {ranks[-1]})")
         notes.append("the weights move the consensus away from the mean, to the mean weighted by influence")
-    graph, rounds = schedule.graph(round_), min(experiment.stop.rounds or _ROUNDS, _ROUNDS)
-    if schedule.sampled:
-        notes.append("the figures describe the views that the nodes start with; later views are recorded")
-    elif any(schedule.graph(r) is not graph for r in range(rounds)):
-        notes.append(f"the graph changes during the run: the figures describe round {round_} only")
-    elif not schedule.static_weights:
-        notes.append(f"the weights change during the run: the figures describe round {round_} only")
+    if mixing is None or mixing.links is not None:
+        notes += _changes(schedule, round_, min(experiment.stop.rounds or _ROUNDS, _ROUNDS))
     for note in notes:
         typer.echo(f"{'note':24} {note}")
+
+
+def _title(name: str) -> str:
+    return name.replace("in_degree", "in-degree").replace("out_degree", "out-degree").replace("_", " ")
+
+
+def _changes(schedule: TopologySchedule, round_: int, rounds: int) -> list[str]:
+    """Notes on what changes during a run of this many rounds."""
+    graph = schedule.graph(round_)
+    if schedule.sampled:
+        return ["the figures describe the views that the nodes start with; later views are recorded"]
+    if any(schedule.graph(r) is not graph for r in range(rounds)):
+        return [f"the graph changes during the run: the figures describe round {round_} only"]
+    if not schedule.static_weights:
+        return [f"the weights change during the run: the figures describe round {round_} only"]
+    return []
 
 
 def report(

@@ -54,12 +54,12 @@ def reproduce(
     from gossamer.reproduce import write_page
     from gossamer.sweep.display import watching_sweep
     from gossamer.sweep.execute import run_sweep
-    from gossamer.sweep.plan import print_plan
+    from gossamer.sweep.plan import plan, print_plan
 
     silent = quiet or as_json
     if full and not silent:
         for _, sweep in loaded:
-            print_plan(sweep, sweep.planned)
+            print_plan(plan(sweep, sweep.planned, jobs=jobs, workers=workers))
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:

@@ -156,19 +156,20 @@ def sweep(
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.table import compared, groups_of
 
+    options: Any = {"jobs": jobs, "retry_failed": retry_failed, "again": again}
     if dry_run:
         from gossamer.sweep.plan import plan, print_plan
 
+        made = plan(loaded, chosen, workers=workers, **options)
         if as_json:
-            print_json({"sweep": str(loaded.folder), "plan": plan(loaded, chosen)})
+            print_json({"sweep": str(loaded.folder), "plan": made.rows, "left": made.left})
         else:
-            print_plan(loaded, chosen)
+            print_plan(made)
         return
-    options: Any = {"jobs": jobs, "only": only or (), "retry_failed": retry_failed, "again": again}
     if baseline is not None:
         find_baseline(baseline, groups_of(loaded))  # refuses an unknown name before the runs start
     with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
-        outcome = run_sweep(loaded, workers, observer=watcher, **options)
+        outcome = run_sweep(loaded, workers, observer=watcher, only=only or (), **options)
     if as_json:
         print_json(as_data(loaded, compared(loaded, baseline), outcome))
     elif not quiet:

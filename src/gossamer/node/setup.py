@@ -4,7 +4,7 @@ messages."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +22,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks import Task
-from gossamer.topology import TopologySchedule
+from gossamer.topology import Graph, Mixing, TopologySchedule
 
 if TYPE_CHECKING:
     from gossamer.faults import FaultSchedule
@@ -86,6 +86,13 @@ class Setup:
         aggregator = self.experiment.aggregator
         return None if type(aggregator) is Mean else aggregator
 
+    def graph(self, round: int) -> Graph:
+        """The graph that is recorded for a round: the one along which the algorithm mixes, if it uses the topology, or else
+        that of the topology."""
+        mixing = mixing_of(self.experiment)
+        links = None if mixing is None else mixing.links
+        return self.topology.graph(round) if links is None else links(self.topology, round)
+
     def notes(self) -> list[str]:
         """Sentences for the user about the choices that were made."""
         experiment, notes = self.experiment, list[str]()
@@ -108,7 +115,7 @@ class Setup:
 
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""
-        graph = self.topology.graph(0)
+        graph, mixing = self.graph(0), mixing_of(self.experiment)
         return {
             "nodes": self.experiment.nodes,
             "directed": graph.directed,
@@ -120,8 +127,19 @@ class Setup:
             "evaluation_sets": list(self.task.tests),
             "ends_with_steps": self.ends_with_steps,
             "poisoned": [list(ranks) for ranks in self.poisoned],
+            "mixing": None if mixing is None else mixing.description(),
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }
+
+
+def mixing_of(experiment: Experiment) -> Mixing | None:
+    """What an experiment mixes with: what its algorithm declares, under its aggregator; None if the algorithm declares
+    nothing."""
+    declared: Mixing | None = experiment.algorithm.mixing()
+    if declared is None or type(experiment.aggregator) is Mean:
+        return declared
+    rule = f"the aggregator {experiment.aggregator.name_of()}, in place of a weighted mean"
+    return replace(declared, weights=rule, row=None, note="")
 
 
 @runtime_checkable

@@ -240,12 +240,13 @@ def measures(
         for run in runs:
             if metric in run.metrics.columns and run.metrics[metric].count():
                 check_timed(run, metric, f"{option} {metric}")
-    names = [*chosen] if metrics else [*chosen, *_AXES]
-    names += [f"{axis} to {metric}={level}" for metric, level in goals for axis in _AXES]
-    names += [f"{metric} at {axis}={budget}" for axis, budget in limits for metric in chosen]
-    names += [] if area_of is None else [f"area {area_of}"]
-    names += [] if relative_to is None else [f"area {area_of} relative to {relative_to}"]
-    return [measure(name) for name in names]
+    # Not by their names, since a metric of an older record may have any.
+    made = [*map(_final, chosen), *(() if metrics else map(_total, _AXES))]
+    made += [_time_to(axis, metric, str(level)) for metric, level in goals for axis in _AXES]
+    made += [_at_budget(metric, axis, str(budget)) for axis, budget in limits for metric in chosen]
+    made += [] if area_of is None else [_area(area_of)]
+    made += [] if area_of is None or relative_to is None else [_area(area_of, relative_to)]
+    return made
 
 
 def _assigned(
@@ -254,7 +255,7 @@ def _assigned(
     """Parse ``NAME=NUMBER[,NUMBER...]`` from the command line; each name has to be one of ``names``, if given."""
     pairs = []
     for text in texts:
-        name, _, values = text.partition("=")
+        name, _, values = text.rpartition("=")
         try:
             pairs += [(name, float(value)) for value in values.split(",")]
         except ValueError:

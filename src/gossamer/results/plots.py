@@ -51,6 +51,7 @@ _STYLE = {
     "axes.linewidth": 0.6,
     "pdf.fonttype": 42,  # TrueType, as publishers require; SVG contains outlines
     "savefig.dpi": 300,
+    "text.parse_math": False,  # a $ in a name is a dollar
 }
 
 
@@ -248,7 +249,10 @@ def write_figures(
                 for index, line in enumerate(panel.lines):
                     line.set(linewidth=1.2, linestyle=_DASHES[index % len(_DASHES)])
                 _name_axes(panel, axis, metric, runs)  # the legend with the dashes
-                name = f"{re.sub(r'[^a-zA-Z0-9.-]', '-', metric)}-vs-{axis.removesuffix('_s')}.{format}"
+                stem = re.sub(r"[^a-zA-Z0-9._-]", lambda match: f"{ord(match[0]):x}", metric).replace(
+                    "_", "-"
+                )
+                name = f"{stem}-vs-{axis.removesuffix('_s')}.{format}"
                 figure.savefig(folder / name)
                 written.append(folder / name)
                 captions.append(f"**{name}**: {_caption(runs, together, metric, axis)}\n")

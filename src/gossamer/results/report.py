@@ -124,10 +124,13 @@ def write_comparison(compared: Comparison, page: Path) -> Path:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """The components that all runs share, by name."""
+    """The components that all runs share, by name. A topology that no run uses is marked."""
     settings = [flat(run.experiment) for run in runs]
     names = {key: {entry.get(f"{key}.name", entry.get(key)) for entry in settings} for key in _DESCRIBED}
-    return {key: str(*values) for key, values in names.items() if len(values) == 1 and any(values)}
+    shared = {key: str(*values) for key, values in names.items() if len(values) == 1 and any(values)}
+    if "topology" in shared and not any(run.uses_topology for run in runs):
+        shared["topology"] += " (not used)"
+    return shared
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
@@ -259,7 +262,7 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
     points, names = tidy.points(run), tidy.metric_names(run)
     rows = _placed(run, tidy.assigned(run))
     graphs = {int(start): edges for start, edges in run.setup.get("graphs", {}).items()}
-    graphs = dict(sorted(graphs.items()))
+    graphs = dict(sorted(graphs.items())) if run.uses_topology else {0: []}
     start = min(run.poisoned, default=0)
     nodes = drawn_nodes(run.nodes, next(iter(graphs.values()), []), start)
     columns = [*names, *_PLACES]
@@ -382,6 +385,8 @@ def _topology(
     return {
         "nodes": run.nodes,
         "directed": bool(run.setup.get("directed", False)),
+        "used": run.uses_topology,
+        "mixing": run.mixing_text,
         "positions": np.round(layout, 3).tolist(),
         "graphs": drawn,
         "edges": [len(graph) for graph in shown],

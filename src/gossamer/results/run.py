@@ -215,6 +215,23 @@ class Run:
         return sorted({rank for ranks in self.setup.get("poisoned", []) for rank in ranks})
 
     @property
+    def uses_topology(self) -> bool:
+        """Whether the algorithm uses the topology; taken for granted if it has not declared what it mixes with."""
+        return bool((self.setup.get("mixing") or {}).get("uses_topology", True))
+
+    @property
+    def mixing_text(self) -> str:
+        """The graph and the weights with which the algorithm mixes; empty for a record of an older version."""
+        algorithm, topology = (component_name(self.experiment.get(key)) for key in ("algorithm", "topology"))
+        if "mixing" not in self.setup:
+            return ""
+        if (mixing := self.setup["mixing"]) is None:
+            return f"{algorithm} does not declare whether it uses this graph"
+        if not mixing["uses_topology"]:
+            return f"{algorithm} does not use the topology {topology}; it mixes along: {mixing['graph']}"
+        return f"graph: {mixing['graph']} · weights: {mixing['weights']}"
+
+    @property
     def status(self) -> str:
         """``done``, ``diverged``, ``failed``, ``stopped``, or ``running or killed`` without a status."""
         return str(self.figures.get("status", "running or killed"))
@@ -277,7 +294,7 @@ class Run:
     def virtual(self) -> bool:
         """Whether ``time_s`` is virtual, because the run was simulated."""
         engine = self.experiment.get("engine", "simulate")
-        return (engine.get("name") if isinstance(engine, dict) else engine) == "simulate"
+        return component_name(engine) == "simulate"
 
     @cached_property
     def shown(self) -> str:
@@ -301,6 +318,11 @@ class Run:
     def id(self) -> str:
         """The folder's name."""
         return self.path.name
+
+
+def component_name(spec: Any) -> str:
+    """The name of a component in a recorded experiment."""
+    return str(spec.get("name") if isinstance(spec, dict) else spec)
 
 
 def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank") -> Model:

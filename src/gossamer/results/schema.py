@@ -49,9 +49,18 @@ class Environment(TypedDict, total=False):
     resumed: Resumed
 
 
+class MixingField(TypedDict):
+    """``mixing`` in ``setup.json``: the graph and the weights with which the algorithm mixes, in words."""
+
+    graph: str
+    weights: str
+    uses_topology: bool
+
+
 class SetupFile(TypedDict, total=False):
     """``setup.json``, from :meth:`gossamer.node.Setup.description`: ``samples`` is [nodes], ``labels`` is [nodes][classes],
-    ``poisoned`` has the ranks of each poison, and ``graphs`` the edges from a round on."""
+    ``poisoned`` has the ranks of each poison, and ``graphs`` the edges from a round on. ``mixing`` is null for an
+    algorithm that does not declare it."""
 
     nodes: Nodes
     directed: bool
@@ -60,6 +69,7 @@ class SetupFile(TypedDict, total=False):
     labels: list[list[Count]] | None
     classes: list[str] | None
     poisoned: list[list[Rank]]
+    mixing: MixingField | None
     graphs: dict[Count, Edges]
 
 

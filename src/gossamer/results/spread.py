@@ -22,9 +22,12 @@ from gossamer.results.tidy import assigned, check_recorded, confidence, mean_ove
 
 def hops(run: Run, metric: str) -> dict[int, int]:
     """The distance of every node reachable from the sources of a metric, which have distance 0 themselves.
-    BadInput for a run without poisoned data."""
+    BadInput for a run without poisoned data, or whose algorithm does not use the topology."""
     if not run.poisoned:
         raise BadInput(f"--by-hops: the run {run.id} has no poisoned nodes; accepted: runs with poison")
+    if not run.uses_topology:
+        problem = f"the run {run.id}, whose nodes have no distances ({run.mixing_text})"
+        raise BadInput(f"--by-hops: {problem}; accepted: runs whose algorithm uses the topology")
     of_set = metric.removeprefix("trained_").startswith
     poisons = zip(run.experiment["poison"], run.setup["poisoned"], strict=True)
     sources = {rank for poison, ranks in poisons for rank in ranks if of_set(f"{poison['set_name']}_")}
@@ -94,9 +97,9 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
     unit, scale = ("%", 0.01) if is_share(metric) else ("", 1.0)
     lines: dict[str, dict[int, str]] = {}
     for row in rows.to_dicts():
-        late = "" if row["half_round"] is None else f", round {row['half_round']:g}"
+        late = "" if row["half_round"] is None else f", {row['half_round']:.4g} rounds"
         text = interval_text(row["area"], row["area_half"], unit, scale) + late
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
-    title = f"mean {metric_title(metric)} over the rounds by distance, and the round halfway to the sources' last value"
+    title = f"mean {metric_title(metric)} over the rounds by distance, and rounds until halfway to the sources' last value"
     return title, head, [[group, *(row.get(d, NOTHING) for d in distances)] for group, row in lines.items()]

@@ -299,7 +299,7 @@ class RunRecord:
         self._mean = NodeMean({NETWORK} if self._of_network else reporters)
         self._met = False
         self._snapshots: Barrier[Snapshot] = Barrier(setup.outcome_ranks, MAX_PENDING)
-        self._graph, self._rounds = setup.topology.graph(0), 0  # the last graph on record, and its round
+        self._graph, self._rounds = setup.graph(0), 0  # the last graph on record, and its round
         self._view_rounds = 0  # the round of the last graph of views
         # In a replayed run: what is on record, as (node, time, moment), and the target's metric by node and time.
         self._on_record: set[tuple[int, float, str]] = set()
@@ -313,7 +313,7 @@ class RunRecord:
         for row in metrics.sort("time_s", maintain_order=True).to_dicts():
             self._watch(row)
         self._rounds = self._view_rounds = max(checkpoint.rounds.values())
-        self._graph = self._setup.topology.graph(max(self._rounds - 1, 0))
+        self._graph = self._setup.graph(max(self._rounds - 1, 0))
         evaluated = {rank: r for rank, r in checkpoint.rounds.items() if rank in self._setup.outcome_ranks}
         earliest = min(evaluated.values(), default=0)  # all evaluated nodes may be lost
         for rank, last in evaluated.items():
@@ -350,7 +350,7 @@ class RunRecord:
         if rounds <= self._rounds:
             return
         self._rounds = rounds
-        graph = self._setup.topology.graph(rounds - 1)
+        graph = self._setup.graph(rounds - 1)
         if graph is not self._graph:
             self._graph = graph
             self._append_graph(rounds, graph.edges())
@@ -426,7 +426,8 @@ class RunRecord:
                 self._need(rank)
             parameters = [model.parameters for model in models]
             mean = average(parameters)
-            row["consensus_distance"] = consensus_distance(parameters, mean)
+            if len(parameters) > 1:  # a single model, such as a server's, has no distance from others
+                row["consensus_distance"] = consensus_distance(parameters, mean)
             if self._setup.experiment.evaluation.nodes == "average":
                 buffers = torch.stack([model.buffers for model in models]).mean(0)
                 row |= self._evaluate(Model(mean.to(parameters[0].dtype), buffers))

@@ -80,7 +80,7 @@ def prepare(experiment: Experiment) -> Setup:
     trainer, not_fused = _settled_trainer(experiment, task)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
-    _check_metric(experiment, task)
+    _check_metric(experiment, task, outcomes)
     return Setup(
         experiment=experiment,
         task=task,
@@ -335,7 +335,7 @@ def _message_limit(experiment: Experiment, layout: Layout) -> int:
     return max(limit, words + 65536 + 256 * experiment.nodes)  # room for the roster of all senders
 
 
-def _check_metric(experiment: Experiment, task: Task) -> None:
+def _check_metric(experiment: Experiment, task: Task, outcomes: tuple[int, ...]) -> None:
     target = experiment.stop.target
     if target is None:
         return
@@ -343,7 +343,7 @@ def _check_metric(experiment: Experiment, task: Task) -> None:
     if experiment.partition.personal_fraction is not None and experiment.evaluation.nodes != "average":
         sets.append("personal")
     recorded = [f"{name}_{metric}" for name in sets for metric in ("loss", *task.metrics)]
-    accepted = ["train_loss", "consensus_distance", *recorded]
+    accepted = ["train_loss", *(["consensus_distance"] if len(outcomes) > 1 else []), *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")
 

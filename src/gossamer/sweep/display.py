@@ -59,10 +59,15 @@ class SweepLines(SweepObserver):
         text = f"{state.status}: {state.cause}" if state.cause else state.status
         done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {text}"
         left = ""
-        if counts.ended and counts.left:  # estimated from the mean of the runs of this call
-            left = f"{seconds_text(round(self._seconds() / counts.ended * counts.left))} left"
+        if counts.ended and counts.left:
+            left = f"about {seconds_text(round(self._left_s(counts)))} left"
         with suppress(OSError):  # a full disk or a closed terminal ends the display, not the sweep
             print(*filter(None, (done, value, left)), sep="  ", file=sys.stderr, flush=True)
+
+    def _left_s(self, counts: Counts) -> float:
+        """Seconds until the end at the pace of this call, in which the runs under way count as half done."""
+        under_way = max(counts.running - 1, 0) / 2  # without the one that has just ended
+        return self._seconds() / (counts.ended + under_way) * (counts.left - under_way)
 
 
 class _LiveTable(SweepLines):

@@ -107,23 +107,16 @@ def run_sweep(
     """
     if executor is not None and jobs is not None:
         raise BadInput("--jobs: accepted without --workers, whose executor decides how many runs it takes")
-    chosen: dict[str, Planned] = {}
-    for planned in sweep.chosen(only):
-        chosen.setdefault(planned.run, planned)
-    skipped = {"done": not again, **dict.fromkeys(ENDED_BADLY, not retry_failed)}
-
-    def remaining(by_run: Mapping[str, State]) -> list[Planned]:
-        return [planned for run, planned in chosen.items() if not skipped.get(by_run[run].status, False)]
-
+    chosen = by_run(sweep.chosen(only))
     if executor is None:
-        _check(remaining(states(sweep)))
+        _check(remaining(chosen, states(sweep), retry_failed=retry_failed, again=again))
     with writing(f"--out {sweep.folder}"):
         sweep.folder.mkdir(parents=True, exist_ok=True)
     with locked(sweep.folder, "another process is running this sweep; accepted: one at a time"):
         with writing(f"--out {sweep.folder}"):
             write_text(sweep.folder / "sweep.yaml", sweep.to_yaml())
         before = states(sweep)
-        todo = remaining(before)
+        todo = remaining(chosen, before, retry_failed=retry_failed, again=again)
         if executor is None and jobs is None:
             jobs = jobs_for([planned.experiment for planned in todo])
         counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
@@ -135,6 +128,26 @@ def run_sweep(
     ended = [(planned, sweep_run.states[run]) for run, planned in chosen.items()]
     failed = tuple((planned, state) for planned, state in ended if state.status in ENDED_BADLY)
     return SweepOutcome(sweep_run.counts, failed, sweep_run.stopping and sweep_run.counts.left > 0)
+
+
+def by_run(chosen: Sequence[Planned]) -> dict[str, Planned]:
+    """The chosen runs by their folder; equal experiments of several cells are one run."""
+    first: dict[str, Planned] = {}
+    for planned in chosen:
+        first.setdefault(planned.run, planned)
+    return first
+
+
+def remaining(
+    chosen: Mapping[str, Planned],
+    before: Mapping[str, State],
+    *,
+    retry_failed: bool = False,
+    again: bool = False,
+) -> list[Planned]:
+    """The chosen runs that a call does, in their order; arguments as for :func:`run_sweep`."""
+    skipped = {"done": not again, **dict.fromkeys(ENDED_BADLY, not retry_failed)}
+    return [planned for run, planned in chosen.items() if not skipped.get(before[run].status, False)]
 
 
 def jobs_for(experiments: Sequence[Experiment]) -> int:
@@ -254,7 +267,7 @@ class _SweepRun:
         try:
             with ending_signals(self._stop):
                 for planned in todo:
-                    experiment = planned.experiment if alone else _narrow(planned.experiment)
+                    experiment = planned.experiment if alone else narrow(planned.experiment)
                     details = {**job, "run": planned.run, "experiment": experiment.to_yaml()}
                     if self.stopping or not self._submit(planned, executor, details):
                         break
@@ -318,7 +331,7 @@ class _SweepRun:
             self._observer.ended(planned, state, self.counts, value)
 
 
-def _narrow(experiment: Experiment) -> Experiment:
+def narrow(experiment: Experiment) -> Experiment:
     """A simulation that runs at the same time as others takes one core, unless it names a number."""
     engine = experiment.engine
     if not isinstance(engine, Simulate) or engine.workers is not None:

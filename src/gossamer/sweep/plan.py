@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapreplace
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,6 +16,7 @@ from gossamer.progress import Display
 from gossamer.results.formatting import bytes_text, print_table, seconds_text
 from gossamer.results.run import Run
 from gossamer.runtime.recording import stopwatch
+from gossamer.sweep.execute import by_run, jobs_for, narrow, remaining
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import states
 
@@ -82,33 +85,73 @@ def _memory_bytes(run: Run) -> float | None:
     return None if vectors is None or length is None else 4.0 * vectors * length
 
 
-def plan(sweep: Sweep, chosen: Sequence[Planned]) -> list[dict[str, Any]]:
-    """Every experiment of a plan: cell, seed, run, status, overrides, and its cell's :func:`estimate`."""
-    by_run = states(sweep)
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a sweep.
+
+    Attributes:
+        rows: every experiment: cell, seed, run, status, overrides, and its cell's :func:`estimate`.
+        left: what a call does: the number of ``runs``, ``unknown`` of them of unknown time; ``wall_s``, real seconds until
+            the last of the others ends, with ``jobs`` at a time; and ``total_s``, the sum of their times. ``wall_s`` and
+            ``jobs`` are None for runs on an executor, which decides how many it takes.
+        runs: the number of the chosen runs."""
+
+    rows: list[dict[str, Any]]
+    left: dict[str, Any]
+    runs: int
+
+
+def plan(
+    sweep: Sweep,
+    chosen: Sequence[Planned],
+    *,
+    jobs: int | None = None,
+    workers: str | None = None,
+    retry_failed: bool = False,
+    again: bool = False,
+) -> Plan:
+    """The plan of a call with these arguments, as for :func:`gossamer.sweep.execute.run_sweep`."""
+    before, runs = states(sweep), by_run(chosen)
+    todo = remaining(runs, before, retry_failed=retry_failed, again=again)
+    at_once = jobs or jobs_for([planned.experiment for planned in todo])
+    jobs = None if workers is not None else min(at_once, max(len(todo), 1))
     cells: dict[str, list[Planned]] = {}
     for planned in chosen:
         cells.setdefault(planned.cell.name, []).append(planned)
     estimates = {}
     for name, members in cells.items():
-        cell_states = [by_run[planned.run] for planned in members]
+        cell_states = [before[planned.run] for planned in members]
         done = [Run(state.folder) for state in cell_states if state.status == "done" and state.folder]
-        estimates[name] = estimate(done, members[0].experiment)
-    return [
+        experiment = members[0].experiment
+        estimates[name] = estimate(done, experiment if jobs == 1 else narrow(experiment))
+    rows = [
         {
             "cell": planned.cell.name,
             "seed": planned.experiment.seed,
             "run": planned.run,
-            "status": by_run[planned.run].status,
+            "status": before[planned.run].status,
             "overrides": dict(planned.cell.overrides),
             **estimates[planned.cell.name],
         }
         for planned in chosen
     ]
+    times = [estimates[planned.cell.name]["wall_s"] for planned in todo]
+    walls = [wall_s for wall_s in times if wall_s is not None]
+    left = {"runs": len(todo), "unknown": len(times) - len(walls), "jobs": jobs, "total_s": sum(walls)}
+    return Plan(rows, left | {"wall_s": None if jobs is None else elapsed(walls, jobs)}, len(runs))
 
 
-def print_plan(sweep: Sweep, chosen: Sequence[Planned]) -> None:
-    """Print the plan, and the time that the remaining runs take one after another."""
-    rows = plan(sweep, chosen)
+def elapsed(walls: Sequence[float], jobs: int) -> float:
+    """Seconds until the last of some runs ends, if each of ``jobs`` workers takes the next run, in their order, as soon as
+    its last one has ended."""
+    free = [0.0] * jobs
+    for wall_s in walls:
+        heapreplace(free, free[0] + wall_s)
+    return max(free)
+
+
+def print_plan(made: Plan) -> None:
+    """Print the plan, how long the remaining runs take, and how long one after another."""
     head = ["cell", "overrides", "seed", "status", "time", "memory", "measured on"]
     shown = [
         [
@@ -117,12 +160,13 @@ def print_plan(sweep: Sweep, chosen: Sequence[Planned]) -> None:
             *(str(row["seed"]), row["status"], seconds_text(row["wall_s"]), bytes_text(row["memory_bytes"])),
             row["by"],
         ]
-        for row in rows
+        for row in made.rows
     ]
     print_table(head, shown, labels=2)
-    left = {row["run"]: row["wall_s"] for row in rows if row["status"] != "done"}
-    walls = [wall_s for wall_s in left.values() if wall_s is not None]
-    unknown = f", and {len(left) - len(walls)} of unknown time" if len(walls) < len(left) else ""
-    print(
-        f"left: {len(left)} of {len({row['run'] for row in rows})} runs, {seconds_text(sum(walls))}{unknown}"
-    )
+    left = made.left
+    total = seconds_text(left["total_s"])
+    time = f"{total} one after another"
+    if left["jobs"] is not None and left["jobs"] > 1:
+        time = f"{seconds_text(left['wall_s'])} with {left['jobs']} at a time ({time})"
+    unknown = f", and {left['unknown']} of unknown time" if left["unknown"] else ""
+    print(f"left: {left['runs']} of {made.runs} runs, {time}{unknown}")

@@ -16,6 +16,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from gossamer.config.registry import imported, register
+from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, listed
 from gossamer.tasks import data, language, task
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
@@ -44,7 +45,7 @@ class Hub(data.Source, TaskSource):
 
     With the loss ``next-token``, each owner's texts are joined by newlines and divided into non-overlapping
     samples of ``context`` tokens: int32 tokens [samples, context], with the next tokens as targets. Tokens
-    are characters, or come from the ``tokenizer`` or the model ``causal-lm``."""
+    are characters (those of both splits), or come from the ``tokenizer`` or the model ``causal-lm``."""
 
     subset: str | None = None  # a folder of the data set (a configuration, in the hub's terms)
     # A column, several numeric columns, or a column for each argument of the model.
@@ -59,7 +60,9 @@ class Hub(data.Source, TaskSource):
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     tokenizer: language.Tokenizer | None = None
     context: PositiveInt = 64  # tokens per sample; longer texts are truncated, unless the loss is next-token
-    transform: Reference | None = None  # a function applied to all inputs
+    # A function of (inputs, training inputs), called for the training and for the test set, which returns the inputs to use.
+    # What it computes from data, such as a mean, it takes from the training inputs.
+    transform: Reference | None = None
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
     metrics: dict[str, Reference] = Field(default_factory=dict)  # in addition to the loss's metrics
@@ -79,23 +82,35 @@ class Hub(data.Source, TaskSource):
         else:
             inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
             outputs = len(names) if names else targets.shape[1]
-        if self.transform is not None:
-            inputs = imported(self.transform, "task.transform")(inputs)
         train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
         if not len(test):
             train, test = data.split_by_owner(owners, self.train_fraction, split_purpose)
+        pairs = self._transformed(_rows(inputs, targets, train), _rows(inputs, targets, test))
         loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
         extra = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
         return Task(
-            model=task.model_factory(self.model, data_root, shape=task.shapes(inputs), classes=outputs),
-            train=_rows(inputs, targets, train),
-            test=_rows(inputs, targets, test),
+            model=task.model_factory(self.model, data_root, shape=task.shapes(pairs[0][0]), classes=outputs),
+            train=pairs[0],
+            test=pairs[1],
             loss=loss,
             metrics={**metrics, **extra},
             groups=None if self.owner is None else torch.from_numpy(owners[train]),
             classes=names,
             augment=None if self.augment is None else imported(self.augment, "task.augment"),
         )
+
+    def _transformed(self, train: Pair, test: Pair) -> tuple[Pair, Pair]:
+        """The training and test samples, with transformed inputs."""
+        if self.transform is None:
+            return train, test
+        transform = imported(self.transform, "task.transform")
+        if problem := not_called_with(transform, "inputs", "training inputs"):
+            raise BadInput(
+                f"task.transform: {self.transform}: {problem}; accepted: a function of (inputs, training inputs)"
+            )
+        # The test inputs first, since the function may write into the inputs that it returns.
+        tested = transform(test[0], train[0])
+        return (transform(train[0], train[0]), train[1]), (tested, test[1])
 
     def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, InTest]:
         """The rows of both splits, and which of them belong to the test split."""

@@ -86,7 +86,8 @@ class Task:
             model gets as arguments by name.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
-        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`.
+        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`. A name is an
+            identifier: letters, digits and ``_``.
         groups: natural owner of each training sample, integers [samples], for the partition ``natural``.
         classes: names of the classes, if the targets are class numbers.
         tests: all evaluation sets by name, starting with ``test``, if there are more than that one. The loss
@@ -153,6 +154,9 @@ class Task:
         _require(
             "loss" not in self.metrics, "metrics", "loss", "another name, since the loss is recorded too"
         )
+        for name in self.metrics:
+            allowed = re.fullmatch("[A-Za-z][A-Za-z0-9_]*", str(name)) is not None
+            _require(allowed, "metrics", name, "an identifier: letters, digits and _, the first a letter")
         measures = ("loss", *self.metrics)
         columns = Counter(f"{name}_{measure}" for name in self.tests for measure in measures)
         repeated = [column for column, count in columns.items() if count > 1]

@@ -3,6 +3,7 @@
 from gossamer.topology.cyclon import Cyclon, Sampler
 from gossamer.topology.families import EdgeList, OnePeerExponential, RandomRegular, Ring, Star, random_regular
 from gossamer.topology.graph import Direction, Graph, union
+from gossamer.topology.mixing import BY_TOPOLOGY, Mixing
 from gossamer.topology.topology import Layers, RandomTopology, Topology, TopologySchedule
 from gossamer.topology.weights import (
     CCS,
@@ -15,6 +16,7 @@ from gossamer.topology.weights import (
 )
 
 __all__ = [
+    "BY_TOPOLOGY",
     "CCS",
     "Centrality",
     "Cyclon",
@@ -24,6 +26,7 @@ __all__ = [
     "Graph",
     "Layers",
     "MetropolisHastings",
+    "Mixing",
 ]
 __all__ += ["OnePeerExponential", "RandomRegular", "RandomTopology", "Ring", "Sampler", "Star", "Topology"]
 __all__ += ["TemperatureSchedule", "TopologySchedule", "UniformWeights", "Weights", "random_regular", "union"]

@@ -86,6 +86,8 @@ class Cyclon(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         """The first views: an edge (i, j) if j is in the view of i."""
         if self.view >= nodes:
+            if nodes < 2:
+                raise BadInput(f"nodes: {nodes} for the topology cyclon; accepted: at least 2")
             raise BadInput(f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}")
         with located("topology.bootstrap"):
             contacts = self.bootstrap.draw(nodes, rng, 0)

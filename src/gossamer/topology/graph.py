@@ -106,9 +106,14 @@ class Graph:
 
     def components(self) -> int:
         """Number of connected components; of strongly connected ones if directed."""
+        return 1 + max(self.component_of())
+
+    def component_of(self) -> list[int]:
+        """The number of each node's connected component, from 0 on; of its strongly connected one if directed."""
         graph: Any = self.to_networkx()
-        count = nx.number_strongly_connected_components if self.directed else nx.number_connected_components
-        return int(count(graph))
+        found = nx.strongly_connected_components if self.directed else nx.connected_components
+        numbers = {rank: number for number, ranks in enumerate(found(graph)) for rank in ranks}
+        return [numbers[rank] for rank in range(self.nodes)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Graph):

@@ -51,8 +51,8 @@
   function axisText(axis, value) {
     if (value === null || value === undefined) return "–";
     if (axis === "bytes") return bytes(value);
-    if (axis !== "round") return `${Number(value.toPrecision(4))} s`;
-    return Number.isInteger(value) ? `round ${value}` : `round ${value.toFixed(1)}, the mean over the nodes`;
+    if (axis === "round") return Number.isInteger(value) ? `round ${value}` : `round ${value.toFixed(1)} on average`;
+    return `${Number(value.toPrecision(4))} s`;
   }
 
   function bytes(value) {
@@ -365,14 +365,15 @@
       const rank = run.nodes.ranks[i];
       const source = run.poisoned.includes(rank) ? ", poisoned" : "";
       const value = name ? `<br>${safe(metric.title)}: ${format(metric, values[i])}` : "";
-      const degree = whole ? `<br>${neighbours[i].size} neighbours` : "";
+      const degree = whole && graph.used ? `<br>${neighbours[i].size} neighbours` : "";
       return { x, y, text: `<b>node ${rank}</b>${source}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
     });
     byId("topology-note").textContent = [
       at.length < graph.nodes ? `${at.length} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
-      `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && !whole ? `, ${edges.length / 2} of them drawn` : ""),
+      graph.used ? `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && !whole ? `, ${edges.length / 2} of them drawn` : "") : "",
       graph.graphs.length > 1 ? "the graph changes with the slider" : "",
       run.poisoned.length ? "ringed: poisoned training data" : "",
+      graph.mixing,
       values.includes(null) && name ? "hollow: no value at this point" : "",
     ].filter(Boolean).join(" · ");
     return 1;
