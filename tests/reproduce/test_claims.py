@@ -96,7 +96,7 @@ def test_missing_number_or_interval_is_not_decidable(groups: list[Group]) -> Non
     never = {"cell": "slow", "measure": "time_s to test_accuracy=0.999", "at_least": 0}
     assert verdict(groups, **never) == ("not decidable here", None, None)
     [finding] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
-    assert str(finding).endswith("– (0 of 3 runs of slow have it); claimed: ≥ 0 s")
+    assert str(finding).endswith("– (0 of 3 runs of slow reached it); claimed: ≥ 0 s")
     one = [Group(group.label, group.runs[:1], group.labels, 1) for group in groups]
     judged, value, half = verdict(one, cell="fast", measure="test_accuracy", at_least=0)
     assert (judged, half) == ("not decidable here", None)

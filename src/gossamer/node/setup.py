@@ -99,6 +99,10 @@ class Setup:
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluation_sets": list(self.task.tests),
+            "evaluation_samples": {
+                name: [min(self.experiment.evaluation.samples or len(targets), len(targets)), len(targets)]
+                for name, (_, targets) in self.task.tests.items()
+            },
             "poisoned": [list(ranks) for ranks in self.poisoned],
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }

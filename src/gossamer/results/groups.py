@@ -14,7 +14,7 @@ import polars as pl
 from gossamer.errors import BadInput, suggest
 from gossamer.results.formatting import differing, distinguishing_names, flat, part, short_names
 from gossamer.results.run import Run
-from gossamer.results.tidy import AXES, complete_curve, student_t
+from gossamer.results.tidy import AXES, FEWEST, complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
@@ -24,29 +24,63 @@ _NOT_THE_EXPERIMENT = (
 """Fields that affect only the draws, the location of the data, additional output and the way of computing."""
 
 
+_RESULTS = {"done": 2, "diverged": 1}
+"""The statuses of runs that are results, with their rank among attempts at one seed."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of one experiment with different seeds, including repetitions. ``label`` distinguishes it from the
     other groups. ``labels`` are the parts of the name of a sweep's cell, which has ``planned`` runs, whether
-    or not they are done."""
+    or not they have begun. Runs that are ``unfinished`` count in statistics only on request."""
 
     label: str
     runs: tuple[Run, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
     planned: int = 0
+    unfinished: bool = False
 
     @cached_property
-    def samples(self) -> tuple[Run, ...]:
-        """The runs used in statistics: for each seed, the newest run that is done, or else the newest run.
+    def attempts(self) -> tuple[Run, ...]:
+        """One run for each seed: the newest that is done, or else the newest that diverged, or else the newest.
         Counting repeated runs of a seed would make the spread look too small."""
-        ordered = sorted(self.runs, key=lambda run: (run.status == "done", run.id))
+        ordered = sorted(self.runs, key=lambda run: (_RESULTS.get(run.status, 0), run.id))
         newest = {run.experiment.get("seed"): run for run in ordered}
         return tuple(run for run in self.runs if run is newest[run.experiment.get("seed")])
 
+    @cached_property
+    def samples(self) -> tuple[Run, ...]:
+        """The runs used in statistics: of :attr:`attempts`, those that are done, and those that diverged, which
+        is a result too. The others ended early for reasons outside of the experiment, so their last values
+        are not those of its end."""
+        return tuple(run for run in self.attempts if self.unfinished or run.status in _RESULTS)
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+    @cached_property
+    def left_out(self) -> tuple[Run, ...]:
+        """The runs that failed, were stopped or killed, or still run."""
+        return tuple(run for run in self.attempts if run not in self.samples)
+
+    @cached_property
+    def diverged(self) -> tuple[Run, ...]:
+        """The samples that diverged. A group with such a run has no means."""
+        return tuple(run for run in self.samples if run.status == "diverged")
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are enough samples for an interval, none of which diverged. Otherwise single runs are
+        shown."""
+        return len(self.samples) >= FEWEST and not self.diverged
+
+    @property
+    def size(self) -> int:
+        """The number of runs, planned or begun, one for each seed."""
+        return max(self.planned, len(self.attempts))
+
+
+def groups(runs: Sequence[Run], *, unfinished: bool = False) -> list[Group]:
     """Group runs that differ only in their seed, their name, and how they were computed. Runs of a sweep keep
-    the names of its cells, without the parts that all have in common."""
+    the names of its cells, without the parts that all have in common. ``unfinished``: whether runs that
+    failed, were stopped or killed, or still run count in statistics."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
@@ -60,39 +94,57 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     if names == [""]:
         names = [first[0].name]
     return [
-        Group(name, tuple(sorted(same, key=lambda run: run.experiment.get("seed", 0))), same[0].labels)
+        Group(
+            name,
+            tuple(sorted(same, key=lambda run: run.experiment.get("seed", 0))),
+            same[0].labels,
+            max(run.planned for run in same),
+            unfinished,
+        )
         for name, same in zip(names, alike.values(), strict=True)
     ]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names for runs that are shown together: the group's label, with the seed if a group has several
-    runs or belongs to a sweep, or ids if nothing differs."""
+    runs or belongs to a sweep, or ids if nothing differs. Runs that are not done carry their status."""
     by_run = {}
     for group in groups(runs):
         for run in group.runs:
             numbered = len(group.runs) > 1 or run.cell is not None
-            by_run[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+            by_run[run] = member_label(group, run) if numbered else f"{group.label}{ended(run)}"
     names = [by_run[run] for run in runs]
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
+def member_label(group: Group, run: Run) -> str:
+    """The name of a run among others of its group."""
+    return f"{group.label}, seed {run.experiment.get('seed')}{ended(run)}"
+
+
+def ended(run: Run) -> str:
+    """The status of a run that is not done, to follow its name."""
+    return "" if run.status == "done" else f" ({run.status})"
+
+
 def shows_groups(groups: Sequence[Group]) -> bool:
-    """Whether to show a curve per group instead of one per run: there are several groups, and some have
-    several samples."""
-    return len(groups) > 1 and any(len(group.samples) > 1 for group in groups)
+    """Whether to show a curve per group instead of one per run: there are several groups, and some have an
+    interval."""
+    return len(groups) > 1 and any(group.has_interval for group in groups)
 
 
 def group_curve(group: Group, y: str) -> pl.DataFrame:
     """A metric at the points that are complete in all samples of a group: the same round, the same instant of
-    the time grid, or the end. Columns: ``point``, the axes, ``mean`` (over the runs, of means over nodes),
-    ``half`` (half the width of its 95 % confidence interval; null for one run) and ``count`` (runs)."""
-    tables = [(run, complete_curve(run, y)) for run in group.samples if y in run.curves["metric"]]
+    the time grid, or the end; empty if a sample diverged. Columns: ``point``, the axes, ``mean`` (over the
+    runs, of means over nodes), ``half`` (half the width of its 95 % confidence interval; null for less than
+    three runs) and ``count`` (runs)."""
+    samples = () if group.diverged else group.samples
+    tables = [(run, complete_curve(run, y)) for run in samples if y in run.curves["metric"]]
     count = len(tables)
-    width = student_t(count - 1) / math.sqrt(count) if count > 1 else None
+    width = student_t(count - 1) / math.sqrt(count) if count >= FEWEST else None
     rows = pl.concat(
         [
-            group.samples[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
+            group.runs[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
             *(table.with_columns(on_grid=pl.lit(run.every_s is not None)) for run, table in tables),
         ],
         how="vertical_relaxed",
@@ -117,10 +169,12 @@ def _key(value: Any) -> str:
 
 
 class Baseline(NamedTuple):
-    """The group with which each group is compared, by label. Groups without a baseline are left out."""
+    """The group with which each group is compared, by label. Groups without a baseline are left out. ``key``
+    is the part of the name that groups do not share with their baselines, or None for one baseline of all."""
 
     title: str
     groups: Mapping[str, Group]
+    key: str | None = None
 
 
 def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
@@ -142,7 +196,9 @@ def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
         if len(bases) == len(matches):
             others = [other for other in differing([g.labels for g in groups if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: bases[point] for label, point in points.items() if point in bases})
+            return Baseline(
+                title, {label: bases[point] for label, point in points.items() if point in bases}, key
+            )
     known = list(dict.fromkeys([*(group.label for group in groups), *parts]))
     raise BadInput(
         f"--baseline {name}: {f'{len(matches)} groups are' if matches else 'no group is'} called that"

@@ -16,8 +16,8 @@ from gossamer.config import Timeline
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.folder import write_text, writing
-from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.groups import Group, group_curve, labels, shows_groups
+from gossamer.results.formatting import is_share, metric_title, some
+from gossamer.results.groups import Group, group_curve, labels, member_label, shows_groups
 from gossamer.results.run import Run
 from gossamer.results.tidy import AXES, check_recorded, complete_curve, main_metric
 
@@ -96,13 +96,20 @@ def positions(
 def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
     """A metric against one of the axes, as a ``matplotlib.figure.Figure``: for each run, the mean over the
     nodes with a band of one standard deviation, or for each group, the mean over its runs with a band of its
-    95 % confidence interval. BadInput for a metric that no run has recorded."""
+    95 % confidence interval. A group without an interval has a line for each run. BadInput for a metric that
+    no run has recorded."""
     check_recorded("metric", y, runs)
     if groups is None:
         bands, names = [_band(run, y) for run in runs], labels(runs)
     else:
-        bands = [group_curve(group, y).with_columns(spread=pl.col("half").fill_null(0.0)) for group in groups]
-        names = [group.label for group in groups]
+        bands, names = [], []
+        for group in groups:
+            if group.has_interval:
+                bands.append(group_curve(group, y).with_columns(spread="half"))
+                names.append(group.label)
+                continue
+            bands += [_band(run, y).with_columns(spread=pl.lit(0.0)) for run in group.samples]
+            names += [member_label(group, run) for run in group.samples]
     figure, axes = _figure(6.4, 4.0)
     for label, band in zip(names, bands, strict=True):
         _draw_curve(axes, band, x, label)
@@ -186,8 +193,8 @@ def write_figures(
     recorded, and ``captions.md``. Returns the paths of the figures. Lines are also dashed, for printing in
     black and white.
 
-    If there are several groups with several seeds, each group has a curve with the band of its confidence
-    interval; otherwise each run has a curve. ``width`` is in inches. BadInput for an unknown metric, axis or
+    If there are several groups, of which some have three seeds, each of these has a curve with the band of
+    its confidence interval; otherwise each run has a curve. ``width`` is in inches. BadInput for an unknown metric, axis or
     format, a file that can't be written, or a missing matplotlib."""
     for metric in metrics:
         check_recorded("--metrics", metric, runs)
@@ -224,10 +231,23 @@ def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, a
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)
     text = f"{title[0].upper()}{title[1:]} against {against.replace(' / ', ' in ')}, {nodes} nodes."
     if groups is None:
-        return f"{text} Lines: mean over the nodes of a run. Bands: ± one standard deviation over the nodes."
-    counts = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups)
-    lines = f"Lines: mean over runs, each the mean over its nodes ({counts})."
-    return f"{text} {lines} Bands: 95 % confidence interval over the runs (Student's t)."
+        lines = "Lines: mean over the nodes of a run. Bands: ± one standard deviation over the nodes."
+        open_ends = [label for label, run in zip(labels(runs), runs, strict=True) if run.status != "done"]
+        return " ".join([text, lines, *([f"Not done: {some(open_ends)}."] if open_ends else [])])
+    means = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups if group.has_interval)
+    lines = f"Lines: mean over runs, each the mean over its nodes ({means})."
+    lines += " Bands: 95 % confidence interval over the runs (Student's t)."
+    single = [_counts(group) for group in groups if not group.has_interval]
+    if single:
+        lines += f" Lines without a band: single runs ({'; '.join(single)})."
+    left_out = [member_label(group, run) for group in groups for run in group.left_out]
+    return " ".join([text, lines, *([f"Not shown: {some(left_out)}."] if left_out else [])])
+
+
+def _counts(group: Group) -> str:
+    """The runs of a group without an interval."""
+    diverged = f", {len(group.diverged)} diverged" if group.diverged else ""
+    return f"{group.label}: {len(group.samples)} of {group.size}{diverged}"
 
 
 # --- timelines

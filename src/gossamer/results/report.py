@@ -25,11 +25,12 @@ from gossamer.results.formatting import (
     faults_text,
     flat,
     is_share,
+    itemized,
     metric_title,
     seconds_text,
     value_text,
 )
-from gossamer.results.groups import Group, group_curve, labels, shows_groups
+from gossamer.results.groups import Group, ended, group_curve, labels, shows_groups
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
 from gossamer.results.run import Run
@@ -76,7 +77,7 @@ def render(
     mains = [main for main in dict.fromkeys(map(tidy.main_metric, runs)) if main is not None]
     numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
     return pages.get_template("report.html").render(
-        title=" · ".join(dict.fromkeys(map(_title, runs))),
+        title=" · ".join(dict.fromkeys(map(_title, runs))) + (ended(runs[0]) if len(runs) == 1 else ""),
         numerics=None if numerics is None else summary_of_numerics(numerics),
         shared=_shared(runs),
         runs=[
@@ -106,10 +107,12 @@ def embed(value: Any) -> str:
 
 
 def write_comparison(compared: Comparison, page: Path) -> Path:
-    """Write the rows of a comparison as a CSV file next to a page. Returns its path."""
+    """Write the rows of a comparison as a CSV file next to a page; the numbers of single units are separated
+    by spaces. Returns its path."""
     path = page.with_name(f"{page.stem}-comparison.csv")
+    lists = pl.col(pl.List(pl.Float64)).list.eval(pl.element().cast(pl.String)).list.join(" ")
     with writing(str(path)):
-        compared.rows.write_csv(path)
+        compared.rows.with_columns(lists).write_csv(path)
     return path
 
 
@@ -122,7 +125,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
     """The fields of experiments that differ between groups; None for a single group."""
-    settings = [flat(group.runs[0].experiment) for group in groups]
+    settings = [itemized(flat(group.runs[0].experiment)) for group in groups]
     keys = [key for key in differing(settings) if key not in ("name", "seed")]
     rows = [[key, *(str(entry.get(key, NOTHING)) for entry in settings)] for key in keys]
     return {"labels": [group.label for group in groups], "rows": rows} if rows else None
@@ -135,12 +138,18 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
         value = final.metrics.get(main)
         last, best = (NOTHING, ""), (NOTHING, "")
         if value is not None:
-            spread = f"std {value_text(main, value.std)} over {value.count} nodes" if value.count > 1 else ""
+            spread = f"std {value_text(main, value.std)}" if value.count > 1 else ""
+            note = " ".join(filter(None, (spread, value.over)))
             if final.rounds is not None and value.round < final.rounds and run.status != "done":
-                spread += f" in round {value.round:.0f}, the last complete evaluation"
-            last = value_text(main, value.mean), spread
+                note += f" in round {value.round:.0f}, the last complete evaluation"
+            elif value.early:
+                note = ", ".join(filter(None, (note, value.at)))
+            last = value_text(main, value.mean), note
         if value is not None and value.best is not None:
-            best = value_text(main, value.best.mean), f"mean, in round {value.best.round:.0f}"
+            sets = tidy.evaluation_sets(run.metrics.columns)
+            on = next((f" on the {name} set" for name in sets if main.startswith(f"{name}_")), "")
+            chosen = f"best of {value.best.of} evaluations{on}, in round {value.best.round:.0f}"
+            best = value_text(main, value.best.mean), chosen
         figures |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     slowest = f", {final.least_rounds:,} of the slowest" if behind else ""
@@ -186,7 +195,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
-    shown_groups = groups if any(len(group.samples) > 1 for group in groups) else ()
+    shown_groups = groups if any(group.has_interval for group in groups) else ()
     return {
         "virtual": all(run.virtual for run in runs),
         "axis": tidy.default_axis(runs),
@@ -206,21 +215,24 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
             for run, label in zip(runs, labels(runs), strict=True)
         ],
         "groups": [
-            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group)}
+            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group, runs)}
             for index, group in enumerate(shown_groups)
         ],
         "together": together,
     }
 
 
-def _group_data(group: Group) -> dict[str, Any]:
-    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence interval."""
+def _group_data(group: Group, runs: Sequence[Run]) -> dict[str, Any]:
+    """Each metric's curve over the samples of a group; ``half`` is half the width of the confidence interval.
+    A group without intervals has the numbers of the runs that are shown in its place."""
+    if not group.has_interval:
+        return {"metrics": {}, "members": [runs.index(run) for run in group.samples]}
     metrics = {}
     for name in tidy.all_metrics(group.runs):
         table = group_curve(group, name)
         series = {key: _numbers(table[key]) for key in ("mean", "half", "count")}
         metrics[name] = {"points": _axes(table), **series}
-    return {"runs": len(group.samples), "metrics": metrics}
+    return {"metrics": metrics, "members": []}
 
 
 def _run_data(run: Run, max_values: int) -> dict[str, Any]:

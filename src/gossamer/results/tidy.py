@@ -24,6 +24,7 @@ import polars as pl
 from jaxtyping import Real
 
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.results.formatting import beyond_rounding
 from gossamer.results.recorder import METRICS, MOMENTS, TRAFFIC
 from gossamer.results.run import Run
 
@@ -221,8 +222,9 @@ def complete_curve(run: Run, metric: str) -> pl.DataFrame:
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:
     """A table with null instead of NaN and infinities, which JSON can't represent."""
-    floats = pl.col(pl.Float32, pl.Float64)
-    return table.with_columns(pl.when(floats.is_finite()).then(floats))
+    floats, element = pl.col(pl.Float32, pl.Float64), pl.element()
+    lists = pl.col(pl.List(pl.Float64)).list.eval(pl.when(element.is_finite()).then(element))
+    return table.with_columns(pl.when(floats.is_finite()).then(floats), lists)
 
 
 # --- figures at the end
@@ -230,10 +232,12 @@ def finite(table: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Best:
-    """The best mean over the nodes, and its round."""
+    """The best mean over the nodes, its round, and the number of evaluations ``of`` which it is the best. It
+    is chosen on the set on which it is measured, and so exceeds what the same model would have on others."""
 
     mean: float
     round: float
+    of: int
 
 
 @dataclass(frozen=True)
@@ -242,15 +246,32 @@ class FinalValue:
     evaluation sets, and the training loss), the best complete one. Metrics in :data:`ASYNCHRONY` cover the
     whole run.
 
-    ``area`` is the area under the curve of its mean over rounds, by trapezoids, divided by their number: the mean over the
-    run (the "AUC" of studies of knowledge propagation). None with less than two complete evaluations."""
+    ``count`` is the number of nodes with a value, ``nodes`` that of the experiment's (None for metrics of the
+    network). ``early``: other metrics have a later complete evaluation."""
 
     mean: float
     std: float
     count: int
     round: float
     best: Best | None = None
-    area: float | None = None
+    nodes: int | None = None
+    early: bool = False
+
+    @property
+    def over(self) -> str:
+        """The nodes with a value, such as "over 14 of 16 nodes"; empty for the network and for a single node."""
+        if self.nodes is None or self.count == self.nodes == 1:
+            return ""
+        return (
+            f"over {self.count} of {self.nodes} nodes"
+            if self.count < self.nodes
+            else f"over {self.count} nodes"
+        )
+
+    @property
+    def at(self) -> str:
+        """The round of the value, such as "at round 5", if other metrics were recorded later."""
+        return f"at round {self.round:.0f}" if self.early else ""
 
 
 @dataclass(frozen=True)
@@ -306,10 +327,14 @@ def final(run: Run, name: str) -> FinalValue | None:
     if name.startswith((*(f"{prefix}_" for prefix in evaluation_sets(run.metrics.columns)), "train_loss")):
         good = table.filter(pl.col("mean").is_finite()).select("mean", "round")
         good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
-        best = None if good.is_empty() else Best(*good.row(0))
-    return FinalValue(
-        **last, best=best, area=mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
-    )
+        best = None if good.is_empty() else Best(**good.row(0, named=True), of=len(good))
+    latest = run.curves.filter("complete")["point"].max()
+    return FinalValue(**last, best=best, nodes=_nodes_of(run, name), early=table["point"][-1] != latest)
+
+
+def _nodes_of(run: Run, name: str) -> int | None:
+    """The number of nodes of a run; None for a metric that only the network has."""
+    return run.nodes if run.metrics.filter(pl.col("node") >= 0)[name].count() else None
 
 
 def mean_over_rounds(
@@ -345,12 +370,18 @@ def _over_the_run(run: Run, name: str) -> FinalValue | None:
         count=pl.len(),
         round=pl.col("round").mean(),
     )
-    return FinalValue(**summary.row(0, named=True))
+    return FinalValue(**summary.row(0, named=True), nodes=run.nodes)
+
+
+FEWEST = 3
+"""Fewer values have no interval: that of two is 12.7 times as wide as the distance between them, and says less
+than the values themselves."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % confidence interval, ``mean - half_width`` to ``mean + half_width``; None for a single value."""
+    """A mean and its 95 % confidence interval, ``mean - half_width`` to ``mean + half_width``; None for less
+    than :data:`FEWEST` values."""
 
     mean: float
     half_width: float | None
@@ -361,16 +392,16 @@ def confidence(values: Sequence[float]) -> Interval | None:
     """The mean of independent values and its 95 % confidence interval; None without values.
 
     The half-width is t s / sqrt(n): s the standard deviation of the sample (divisor n - 1), t the quantile of
-    Student's distribution with n - 1 degrees of freedom. There is no interval if a value is not finite.
+    Student's distribution with n - 1 degrees of freedom. It is 0 if it is rounding error. There is no interval
+    for less than :data:`FEWEST` values, or if a value is not finite.
     """
     if not len(values):
         return None
     mean, count = statistics.mean(map(float, values)), len(values)  # exact, whatever their size
-    if count < 2 or not math.isfinite(mean):
+    if count < FEWEST or not math.isfinite(mean):
         return Interval(mean, None, count)
-    return Interval(
-        mean, student_t(count - 1) * statistics.stdev(map(float, values)) / math.sqrt(count), count
-    )
+    half = student_t(count - 1) * statistics.stdev(map(float, values)) / math.sqrt(count)
+    return Interval(mean, beyond_rounding(half, mean), count)
 
 
 def student_t(degrees: int, p: float = 0.975) -> float:
