@@ -146,9 +146,10 @@ def report(
         if given and figures is None:
             raise BadInput(f"{name}: got no --figures; accepted: with --figures FOLDER")
     loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path, unfinished=True)))
-    groups = group_runs(loaded, unfinished=unfinished)
+    # A single run shows what is on record, whatever its status.
+    groups = group_runs(loaded, unfinished=unfinished or len(loaded) == 1)
     loaded = [run for group in groups for run in group.runs]
-    counted = [run for group in groups for run in group.samples] if len(loaded) > 1 else loaded
+    counted = [run for group in groups for run in group.samples] or loaded
     named = metrics.split(",") if metrics else []
     measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
@@ -160,13 +161,11 @@ def report(
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or comparison_metrics(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(
-            counted or loaded, groups, figures, format=format_ or "pdf", width=parse_width(width), **drawn
-        )
+        write_figures(counted, groups, figures, format=format_ or "pdf", width=parse_width(width), **drawn)
     if animate is not None:
         from gossamer.results.animation import write_animation
 
-        write_animation(counted or loaded, str(named[0] if named else main_metric(loaded[0])), animate)
+        write_animation(counted, str(named[0] if named else main_metric(loaded[0])), animate)
     page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
     written = {"report": page, "figures": figures, "animation": animate, "comparison": table}

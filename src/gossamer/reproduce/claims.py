@@ -83,7 +83,8 @@ class Claim(Section):
 class Finding:
     """The number of a condition with half the width of its interval, or None if it has none (``known`` of the
     ``runs`` have one, ``diverged`` of them diverged), and the verdict. ``levels`` are the means of the cell and
-    of its baseline, and ``rounds`` the largest number of rounds of their runs."""
+    of its baseline, with half the widths of their intervals, and ``rounds`` the largest number of rounds of
+    their runs."""
 
     check: Check
     value: float | None
@@ -91,7 +92,7 @@ class Finding:
     known: int
     runs: int
     diverged: int = 0
-    levels: tuple[float | None, ...] = ()
+    levels: tuple[tuple[float | None, float | None], ...] = ()
     rounds: int | None = None
 
     @property
@@ -127,7 +128,7 @@ class Finding:
         if (margin := check.margin) is not None:
             claimed = f"within {quantity.text(margin, None, check.number).removeprefix('+')}"
             # A small difference means little where both are low, or have hardly begun to learn.
-            levels = [quantity.text(level, None) for level in self.levels if level is not None]
+            levels = [quantity.text(*level) for level in self.levels if level[0] is not None]
             after = "" if self.rounds is None else f" after {self.rounds:,} rounds"
             result += f", at {' and '.join(levels)}{after}" if levels else ""
         return f"{check.measure} of {check.cell}{against}: {result}; claimed: {claimed}"
@@ -163,7 +164,7 @@ def _find(check: Check, groups: Sequence[Group], unit: str) -> Finding:
         row["known"],
         row["runs"],
         row["diverged"],
-        tuple(row["mean"] for row in rows),
+        tuple((row["mean"], row["mean_half"]) for row in rows),
         max((last for run in runs if (last := final_summary(run).rounds) is not None), default=None),
     )
 

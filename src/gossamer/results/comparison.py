@@ -147,7 +147,9 @@ def _area(metric: str, other: str | None = None) -> Measure:
             return value / reference - 1 if reference else None
 
         rounds = (
-            "which have no rounds in common" if span is None else "over rounds {:.4g} to {:.4g}".format(*span)
+            "over no rounds, since the runs have none in common"
+            if span is None
+            else "over rounds {:.4g} to {:.4g}".format(*span)
         )
         return Measure(name, f"mean {metric_title(metric)}, {rounds}", column, unit, number, against)
 
@@ -232,8 +234,8 @@ _FORMS: tuple[tuple[str, Callable[..., Measure], str], ...] = (
     (r"(\S+)", _final, "have it"),
     (r"(time_s|bytes) to (\S+)=(\S+)", _time_to, "reached it"),
     (r"(\S+) at (time_s|bytes)=(\S+)", _at_budget, "used it up"),
-    (r"area (\S+)", _area, "cover them"),
-    (r"area (\S+) relative to (\S+)", _area, "cover them"),
+    (r"area (\S+)", _area, "have it"),
+    (r"area (\S+) relative to (\S+)", _area, "have it"),
 )
 """The form of a measure's name, what makes it, and what some runs may not have done."""
 
