@@ -150,6 +150,7 @@ def timed(
     seed: int = 1,
     metric: str = "test_accuracy",
     lost: Sequence[int] = (),
+    status: str = "done",
     **settings: Any,
 ) -> Run:
     """A run on a time grid with given values.
@@ -160,6 +161,7 @@ def timed(
         seed: the seed of the experiment.
         metric: the name of the metric.
         lost: nodes lost after one second.
+        status: how the run ended.
         settings: further fields of the experiment.
     """
     config: dict[str, Any] = {
@@ -186,7 +188,7 @@ def timed(
         for node in lost:
             events.append({"time_s": 1.0, "node": node, "event": "lost", "detail": "killed"})
     compact(folder)
-    folder.write_status("done")
+    folder.write_status(status)  # type: ignore[arg-type]
     return Run(folder.path)
 
 

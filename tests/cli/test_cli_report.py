@@ -39,7 +39,7 @@ def test_joint_page_does_not_overwrite_pages_of_runs(cli: Cli, tmp_path: Path) -
 
 def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) -> None:
     for name in ("d-psgd", "local"):
-        for seed in (1, 2):
+        for seed in (1, 2, 3):
             arguments = (
                 "--set",
                 f"algorithm.name={name}",
@@ -53,22 +53,28 @@ def test_report_compares_times_to_levels_over_seeds(cli: Cli, tmp_path: Path) ->
     code, out, _ = cli(*args)
     assert code == 0
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"] in lines
+    columns = ["time", "difference", "ratio", "sent", "difference", "ratio"]
+    assert ["group", "runs", "seeds", "pairs", *columns] in lines
     reached, never = [line for line in lines if line[0] == "d-psgd"][1:]
-    assert reached == ["d-psgd", "2/2", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
-    assert never[:3] == ["d-psgd", "0/2", "–"]
+    assert reached == ["d-psgd", "3/3", "3", "3", "0 ± 0 s", "0 ± 0 s", "–", "0 ± 0 B", "0 ± 0 B", "–"]
+    assert never[:4] == ["d-psgd", "3/3", "3", "0 of 3 reached it"]
     assert out.splitlines()[-2:] == ["all.html", "all-comparison.csv"]
     assert 'id="comparison"' in (tmp_path / "all.html").read_text()
     report = json.loads(cli(*args, "--json")[1])
     assert report["comparison"] == "all-comparison.csv"
     times = [row for row in report["table"] if row["measure"].startswith("time_s to")]
     assert [(row["group"], row["measure"], row["known"]) for row in times] == [
-        ("d-psgd", "time_s to test_loss=1e+06", 2),
-        ("local", "time_s to test_loss=1e+06", 2),
+        ("d-psgd", "time_s to test_loss=1e+06", 3),
+        ("local", "time_s to test_loss=1e+06", 3),
         ("d-psgd", "time_s to test_loss=0", 0),
         ("local", "time_s to test_loss=0", 0),
     ]
-    assert pl.read_csv(tmp_path / "all-comparison.csv").to_dicts() == report["table"]
+    table = [
+        {key: value for key, value in row.items() if not key.endswith("_values")} for row in report["table"]
+    ]
+    written = pl.read_csv(tmp_path / "all-comparison.csv")
+    assert written.drop(pl.selectors.ends_with("_values")).to_dicts() == table
+    assert float(written["mean_values"][0].split()[2]) == report["table"][0]["mean_values"][2]
 
 
 def test_report_of_diverged_run_is_valid_json(cli: Cli, tmp_path: Path) -> None:
@@ -149,16 +155,17 @@ def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> No
     assert ["0 hops", "1 hop", "2 hops"] in lines  # a leaf, the hub, and the other leaves
     table = {line[0]: line[1:] for line in lines if line[0] in ("uniform", "degree")}
     assert table.keys() == {"uniform", "degree"}
-    assert all(re.match(r"[\d.]+ ± [\d.]+ %", cell) for row in table.values() for cell in row)
+    assert all(re.match(r"[\d.]+, [\d.]+ %", cell) for row in table.values() for cell in row)  # two seeds
     rows = json.loads(cli("report", "runs/spread", "--by-hops", "ood_accuracy", "--json")[1])["by_hops"]
     assert [(row["group"], row["hops"], row["runs"], row["nodes"]) for row in rows] == [
         (group, hops, 2, nodes) for group in ("uniform", "degree") for hops, nodes in enumerate((1, 1, 3))
     ]
-    assert all(row["area_half"] is not None for row in rows)
+    assert all(row["area_half"] is None and len(row["area_values"]) == 2 for row in rows)
     options = ("--area", "ood_accuracy", "--metrics", "ood_accuracy", "--baseline", "uniform")
     out = cli("report", "runs/spread", *options, "--out", "all.html")[1]
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["group", "runs", "area", "difference", "ratio"] in lines
+    assert ["group", "runs", "seeds", "pairs", "mean over rounds", "difference", "ratio"] in lines
+    assert ["mean ood accuracy, over rounds 0 to 2, against uniform"] in lines
     rows = json.loads(cli("report", "runs/spread", *options, "--json")[1])["table"]
     assert [(row["group"], row["measure"], row["runs"], row["pairs"]) for row in rows] == [
         (group, measure, 2, pairs)

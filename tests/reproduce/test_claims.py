@@ -96,7 +96,7 @@ def test_missing_number_or_interval_is_not_decidable(groups: list[Group]) -> Non
     never = {"cell": "slow", "measure": "time_s to test_accuracy=0.999", "at_least": 0}
     assert verdict(groups, **never) == ("not decidable here", None, None)
     [finding] = find(Claim.model_validate({"text": "a claim", "checks": [never]}), groups)[1]
-    assert str(finding).endswith("– (0 of 3 runs of slow have it); claimed: ≥ 0 s")
+    assert str(finding).endswith("– (0 of 3 runs of slow reached it); claimed: ≥ 0 s")
     one = [Group(group.label, group.runs[:1], group.labels, 1) for group in groups]
     judged, value, half = verdict(one, cell="fast", measure="test_accuracy", at_least=0)
     assert (judged, half) == ("not decidable here", None)
@@ -117,7 +117,14 @@ def test_unknown_cell_is_bad_input(groups: list[Group]) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"at_least": None}, {"baseline": "slow"}, {"number": "ratio"}, {"measure": "time to 0.9"}, {"bound": 3}],
+    [
+        {"at_least": None},
+        {"more_than": 1},
+        {"baseline": "slow"},
+        {"number": "ratio"},
+        {"measure": "time to 0.9"},
+        {"bound": 3},
+    ],
 )
 def test_inconsistent_condition_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="accept|at_least|baseline|METRIC|extra"):
@@ -132,3 +139,44 @@ def test_ambiguous_cell_is_bad_input(groups: list[Group]) -> None:
     ]
     with pytest.raises(BadInput, match="'fast' names 2 groups; accepted: one, such as fast 1, fast 2"):
         verdict(twice, cell="fast", measure="test_accuracy", at_least=0)
+
+
+def tied(groups: list[Group]) -> list[Group]:
+    """The slow cell under two names."""
+    slow = groups[0]
+    return [Group(name, slow.runs, {"cell": name}, SEEDS) for name in ("first", "second")]
+
+
+def test_tie_is_at_least_but_not_more(groups: list[Group]) -> None:
+    for number, equal in (("difference", 0.0), ("ratio", 1.0)):
+        condition = {"cell": "second", "baseline": "first", "measure": "test_accuracy", "number": number}
+        for bound, expected in [
+            ("at_least", "holds"),
+            ("at_most", "holds"),
+            ("more_than", "does not hold"),
+            ("less_than", "does not hold"),
+        ]:
+            assert verdict(tied(groups), **condition, **{bound: equal}) == (expected, equal, 0.0), bound
+
+
+def test_strict_bound_is_judged_by_the_whole_interval(groups: list[Group]) -> None:
+    slow, fast = map(accuracies, groups)
+    mean, half = interval(fast - slow)
+    condition = {"cell": "fast", "baseline": "slow", "measure": "test_accuracy", "number": "difference"}
+    assert verdict(groups, **condition, more_than=0)[0] == "holds"
+    assert verdict(groups, **condition, more_than=mean)[0] == "not decidable here"
+    assert verdict(groups, **condition, less_than=mean - 1.01 * half)[0] == "does not hold"
+
+
+def test_equivalence_names_margin_levels_and_rounds(groups: list[Group]) -> None:
+    check = {"cell": "second", "baseline": "first", "measure": "test_accuracy", "number": "difference"}
+    claim = Claim.model_validate(
+        {"text": "a claim", "checks": [{**check, "at_least": -0.02, "at_most": 0.02}]}
+    )
+    [finding] = find(claim, tied(groups))[1]
+    mean, half = interval(accuracies(groups[0]))
+    level = f"{100 * mean:.1f} ± {100 * half:.2g} %"
+    assert str(finding) == (
+        f"test_accuracy of second, difference to first: 0 ± 0 points, at {level} and {level} after 100 rounds;"
+        " claimed: within 2 points"
+    )

@@ -121,11 +121,12 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     [(title, head, lines)] = compared.tables()
     assert (title, head) == (
         "test accuracy ≥ 50 %, against base",
-        ["group", "runs", "time", "difference", "ratio"],
+        ["group", "runs", "seeds", "pairs", "time", "difference", "ratio"],
     )
-    assert lines[1] == ["fast", "3/3", "3.3 ± 3.8 s", "-2.7 ± 1.4 s", "0.56 ± 0.2"]
-    assert lines[2] == ["never", "0/3", "–", "–", "–"]
-    assert "same seed" in compared.note
+    assert lines[1] == ["fast", "3/3", "3", "3", "3.3 ± 3.8 s", "-2.7 ± 1.4 s", "0.56 ± 0.2"]
+    assert lines[2] == ["never", "3/3", "3", "0", "0 of 3 reached it", "–", "–"]
+    assert lines[3][-3:] == ["1, 1 s", "–", "–"]  # two seeds have no interval
+    assert any("pairs with the same seed" in note for note in compared.notes)
 
 
 def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
@@ -143,8 +144,9 @@ def test_groups_are_compared_at_their_own_grid_point(tmp_path: Path) -> None:
     assert by_count["difference"].to_list() == [None, 3.0, None, 13.5]
     # One row per cell, over the grid; pairs are still of one grid point.
     merged = compare(all_groups, [TIME], baseline, ["cell"]).rows.rows(named=True)
-    assert [(row["group"], row["runs"], row["pairs"]) for row in merged] == [("new", 4, 4), ("old", 4, 0)]
+    assert [(row["group"], row["runs"], row["pairs"]) for row in merged] == [("new", 4, 2), ("old", 4, 0)]
     assert merged[0]["difference"] == -6.75
+    assert merged[0]["difference_values"] == [3.0 - 7.5, 6.0 - 15.0]  # by seed, over the two counts
     first = default_baseline(all_groups)
     assert first is not None
     assert first.title == "new at the same count"
@@ -180,23 +182,23 @@ def area(run: Run, metric: str = "test_loss") -> float:
     return float(np.trapezoid(rows[metric], rows["round"]) / 5)
 
 
-def test_shared_run_counts_once_in_area_comparison(runs: list[Run]) -> None:
+def test_areas_are_averaged_within_a_seed(runs: list[Run]) -> None:
     all_groups = groups(runs)
     areas = [measure("area test_loss"), measure("area test_loss relative to test_accuracy")]
     rows = compare(all_groups, areas, find_baseline("slow", all_groups), ["cell"]).rows
     slow, alone, slow_relative, _ = rows.rows(named=True)
     area_of = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
-    assert (slow["runs"], alone["runs"], alone["pairs"]) == (4, 2, 2)
-    slow_areas = [area_of["slow", graph, seed] for graph in ("few", "all") for seed in (1, 2)]
+    # Experiments: the cell "alone" has the same run at both points.
+    assert (slow["runs"], slow["units"], alone["runs"], alone["pairs"]) == (4, 2, 4, 2)
+    slow_areas = [np.mean([area_of["slow", graph, seed] for graph in ("few", "all")]) for seed in (1, 2)]
     assert slow["mean"] == pytest.approx(np.mean(slow_areas))
-    assert slow["mean_half"] == pytest.approx(t.ppf(0.975, 3) * np.std(slow_areas, ddof=1) / 2)
-    # The shared run counts once, paired with the mean of its partners.
+    assert (slow["mean_values"], slow["mean_half"]) == (pytest.approx(slow_areas), None)
     means = [
         np.mean([area_of["alone", graph, seed] - area_of["slow", graph, seed] for graph in ("few", "all")])
         for seed in (1, 2)
     ]
     assert alone["difference"] == pytest.approx(np.mean(means))
-    assert alone["difference_half"] == pytest.approx(t.ppf(0.975, 1) * np.std(means, ddof=1) / math.sqrt(2))
+    assert (alone["difference_values"], alone["difference_half"]) == (pytest.approx(means), None)
     shares = [area(run) / area(run, "test_accuracy") - 1 for run in runs if run.labels["cell"] == "slow"]
     assert slow_relative["mean"] == pytest.approx(np.mean(shares))
 

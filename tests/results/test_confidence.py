@@ -86,7 +86,7 @@ def test_interval_has_nominal_coverage() -> None:
     assert held / len(draws) == pytest.approx(0.95, abs=0.015)  # three standard deviations of the share
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=8), st.floats(0.1, 10), st.floats(-1e3, 1e3))
+@given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=8), st.floats(0.1, 10), st.floats(-1e3, 1e3))
 def test_interval_shifts_and_scales_with_the_values(values: list[float], factor: float, shift: float) -> None:
     plain, moved = confidence(values), confidence([factor * value + shift for value in values])
     assert plain is not None

@@ -41,7 +41,7 @@ def test_runs_differing_only_in_seed_or_execution_are_grouped(tmp_path: Path) ->
     assert shows_groups([first, second])
     assert not shows_groups([first])
     assert not shows_groups([Group("twice", (runs[0], run(tmp_path, 2, engine=engine))), second])
-    assert not shows_groups([second, second])
+    assert not shows_groups([Group("two", first.runs[:2]), second])  # two seeds have no interval
 
 
 def test_labels_are_minimal_differences(tmp_path: Path) -> None:
@@ -145,8 +145,12 @@ def test_newest_finished_run_of_a_seed_is_the_sample(tmp_path: Path) -> None:
     failed, again = recorded(3, 0.6, status="failed"), recorded(3, 0.7, status="failed")
     [group] = groups([broken, second, first, other, failed, again])
     assert len(group.runs) == 6  # all stay accessible
-    assert group.samples == (second, other, again)
+    assert (group.samples, group.left_out) == ((second, other), (again,))
     table = group_curve(group, "test_accuracy")
+    assert table.select("mean", "half", "count").rows() == [(pytest.approx(0.4), None, 2)]
+    [every] = groups(group.runs, unfinished=True)
+    assert every.samples == (second, other, again)
+    table = group_curve(every, "test_accuracy")
     assert table.select("mean", "count").rows() == [(pytest.approx(0.5), 3)]
     assert table["half"].to_list() == pytest.approx([0.2 * 4.302653 / math.sqrt(3)])
 
@@ -162,6 +166,7 @@ def rounds(out: Path, seed: int, every: int, *, last: int, end_s: float) -> Run:
             for k, time_s, moment in points:
                 row = {"node": node, "round": k, "step": k, "time_s": time_s, "moment": moment}
                 metrics.append({**row, "test_accuracy": time_s / 100})
+    folder.write_status("done")
     return Run(folder.path)
 
 

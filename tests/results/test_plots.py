@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from gossamer.errors import BadInput
@@ -62,7 +63,7 @@ def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -
     runs = [
         synthetic(tmp_path, nodes=4, rounds=(0, 10), seed=seed, experiment={"batch_size": size})
         for size in (8, 16)
-        for seed in (1, 2)
+        for seed in (1, 2, 3)
     ]
     folder, options = tmp_path / "figures", {"metrics": ["test_accuracy"], "axes": ["bytes", "round"]}
     for kind in ("pdf", "svg", "png"):
@@ -77,7 +78,7 @@ def test_figures_have_column_width_embedded_fonts_and_captions(tmp_path: Path) -
     first, _ = (folder / "captions.md").read_text().split("\n\n")
     assert first == (
         "**test-accuracy-vs-bytes.png**: Test accuracy in % against bytes that all nodes have sent, 4 nodes. Lines: mean over"
-        " runs, each the mean over its nodes of their newest models (batch_size 8: 2 runs; batch_size 16: 2 runs). Bands: 95 % confidence interval"
+        " runs, each the mean over its nodes of their newest models (batch_size 8: 3 runs; batch_size 16: 3 runs). Bands: 95 % confidence interval"
         " over the runs (Student's t)."
     )
     alone = write_figures(runs[:1], groups(runs[:1]), folder, **options)
@@ -124,15 +125,16 @@ def test_every_group_is_drawn_as_one_curve(tmp_path: Path) -> None:
     runs = [
         synthetic(tmp_path, nodes=3, rounds=(0, 10), seed=seed, experiment={"batch_size": size})
         for size in (8, 16)
-        for seed in (1, 2)
+        for seed in (1, 2, 3)
     ]
     [axes] = curve_figure(runs, "test_accuracy", "round", groups(runs)).axes
     assert [line.get_label() for line in axes.lines] == ["batch_size 8", "batch_size 16"]
     means = [summary(run, "test_accuracy")["mean"] for run in runs]
-    assert axes.lines[0].get_ydata().tolist() == pytest.approx(((means[0] + means[1]) / 2).to_list())
+    first = np.array([mean.to_list() for mean in means[:3]])
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx(first.mean(axis=0))
     band = axes.collections[0].get_paths()[0].vertices
-    half = 12.7062 * (means[0] - means[1]).abs() / 2  # t(0.975, 1) s / sqrt(2), s = |a - b| / sqrt(2)
+    half = 4.302653 * first.std(axis=0, ddof=1) / np.sqrt(3)  # t(0.975, 2) of a printed table
     highest = [band[band[:, 0] == r][:, 1].max() for r in (0, 10)]
-    assert highest == pytest.approx(((means[0] + means[1]) / 2 + half).to_list(), rel=1e-4)
+    assert highest == pytest.approx(first.mean(axis=0) + half, rel=1e-4)
     with pytest.raises(BadInput, match="metric nothing: no run has recorded it"):
         curve_figure(runs, "nothing", groups=groups(runs))

@@ -166,7 +166,7 @@ def test_experiment_texts_are_escaped(tmp_path: Path) -> None:
     page = render([Run(run.path)])
     assert "<img" not in page
     assert page.count("<script") == page.count("</script") == 3
-    assert data_of(page)["runs"][0]["label"] == evil
+    assert data_of(page)["runs"][0]["label"] == f"{evil} (failed)"
     assert json.loads(embed({"a": evil})) == {"a": evil}
 
 
@@ -250,7 +250,7 @@ def unusual(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 def test_unusual_runs_have_a_page(unusual: list[Run]) -> None:
     for run in unusual:
-        assert data_of(render([run]))["runs"][0]["label"] == run.name
+        assert data_of(render([run]))["runs"][0]["label"] == run.title
     assert len({entry["label"] for entry in page_data(unusual)["runs"]}) == len(UNUSUAL)
 
 
@@ -362,7 +362,7 @@ def test_caption_omits_average_model_that_is_not_drawn(tmp_path: Path) -> None:
 
 
 def compared(out: Path) -> list[Run]:
-    """Two groups of two seeds; the second reaches its level later."""
+    """Two groups of three seeds; the second reaches its level later."""
     return [
         timed(
             out,
@@ -372,7 +372,7 @@ def compared(out: Path) -> list[Run]:
             evaluation={"every_rounds": 1},
         )
         for size, skill in ((8, 1.0), (16, 0.5))
-        for seed in (1, 2)
+        for seed in (1, 2, 3)
     ]
 
 
@@ -391,16 +391,21 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
     [table] = re.findall(r'<table class="times">(.*?)</table>', page, re.DOTALL)
     cells = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in table.split("<tr>")[1:]]
     assert cells == [
-        ["group", "runs", "time", "difference", "ratio", "sent", "difference", "ratio"],
-        ["batch_size 8", "2/2", "1 ± 0 s", "-1 ± 0 s", "0.5 ± 0", "200 ± 0 B", "-200 ± 0 B", "0.5 ± 0"],
-        ["batch_size 16", "2/2", "2 ± 0 s", "–", "–", "400 ± 0 B", "–", "–"],
+        ["group", "runs", "seeds", "pairs", "time", "difference", "ratio", "sent", "difference", "ratio"],
+        [
+            *("batch_size 8", "3/3", "3", "3", "1 ± 0 s", "-1 ± 0 s", "0.5 ± 0"),
+            "200 ± 0 B",
+            "-200 ± 0 B",
+            "0.5 ± 0",
+        ],
+        ["batch_size 16", "3/3", "3", "0", "2 ± 0 s", "–", "–", "400 ± 0 B", "–", "–"],
     ]
     assert "<h3>test accuracy ≥ 50 %, against batch_size 16</h3>" in page
     assert page.index('id="comparison"') < page.index('id="controls"')
     data = data_of(page)
     assert data["together"]
     first, second = data["groups"]
-    assert (first["label"], first["runs"], second["label"]) == ("batch_size 8", 2, "batch_size 16")
+    assert (first["label"], first["members"], second["label"]) == ("batch_size 8", [], "batch_size 16")
     curves = first["metrics"]["test_accuracy"]
     places = {"round": [0, 1, 2], "time_s": [0, 1, 2], "bytes": [0, 200, 400]}
     assert {axis: curve["x"] for axis, curve in curves.items()} == places  # no wall time is recorded
@@ -408,11 +413,11 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
         assert curve["mean"] == pytest.approx([0.15, 0.55, 0.85])
         assert curve["half"] == pytest.approx([0, 0, 0])
     colours = [run["colour"] for run in data["runs"]]
-    assert colours == [first["colour"]] * 2 + [second["colour"]] * 2
+    assert colours == [first["colour"]] * 3 + [second["colour"]] * 3
     assert 'id="comparison"' not in render(runs)
-    alone = data_of(render(runs[:2]))
+    alone = data_of(render(runs[:3]))
     assert (len(alone["groups"]), alone["together"]) == (1, False)
-    assert data_of(render(runs[::2]))["groups"] == []
+    assert data_of(render(runs[::3]))["groups"] == []
 
 
 def test_comparison_table_is_written_next_to_page(tmp_path: Path) -> None:
@@ -446,7 +451,7 @@ def test_groups_and_timelines_are_drawn(tmp_path: Path) -> None:
         len(re.findall(r'class="line" d="M', chart)),
         len(re.findall(r'class="band" d="M', chart)),
     ) == (3, 2)  # bands where there are several seeds
-    apart = opened(page, tmp_path, "#x=time_s&together=0&run=4")
+    apart = opened(page, tmp_path, "#x=time_s&together=0&run=6")
     panel = apart[apart.index('id="timeline-panel"') : apart.index('id="events"')]
     assert 'hidden=""' not in panel[: panel.index(">")]
     paths = re.findall(r'class="interval"[^>]* d="([^"]*)"', panel)

@@ -248,18 +248,6 @@ def test_best_value_is_from_complete_evaluations(tmp_path: Path) -> None:
     assert best.of == 4
 
 
-def test_area_is_the_mean_over_rounds(tmp_path: Path) -> None:
-    accuracies = {0: 0.1, 1: 0.4, 4: 0.7, 10: 0.6}
-    rows = [
-        {"node": node, "round": r, "test_accuracy": accuracy + 0.2 * node - 0.1}
-        for node in range(2)
-        for r, accuracy in accuracies.items()
-    ]
-    area = final_summary(recorded(tmp_path, *rows)).metrics["test_accuracy"].area
-    assert area == pytest.approx((0.25 * 1 + 0.55 * 3 + 0.65 * 6) / 10)
-    assert final_summary(recorded(tmp_path, *rows[:1])).metrics["test_accuracy"].area is None
-
-
 def uneven() -> list[dict[str, Any]]:
     """Node 0 ends round k at k s, node 1 at 4 k s; both have a last row at 6.5 s, when node 0 is one step into its next
     round."""

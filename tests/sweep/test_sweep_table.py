@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -9,10 +10,11 @@ import pytest
 import sweeps
 from sweeps import make_sweep
 
-from gossamer import BadInput, Sweep, load_run
+from command_line import Cli
+from gossamer import BadInput, Sweep, load_run, load_runs
 from gossamer.results.folder import RunFolder
 from gossamer.results.tidy import ASYNCHRONY, final_summary
-from gossamer.sweep.table import metric_columns, states, summary
+from gossamer.sweep.table import compared, metric_columns, states, summary, write_state
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,10 @@ def test_summary_counts_finished_runs_with_the_metric() -> None:
         }
     )
     assert summary(table, "test_loss").rows() == [("a", 1, 2.0, None, None), ("b", 0, None, None, None)]
-    assert summary(table, "time_s")["low"].to_list() == [pytest.approx(2 - 12.706, rel=1e-4), None]
+    # Two seeds have no interval.
+    assert summary(table, "time_s").select("mean", "low").rows() == [(2, None), (None, None)]
+    diverged = table.with_columns(status=pl.Series(["done", "diverged", "failed", "pending"]))
+    assert summary(diverged, "test_loss")["mean"].to_list() == [None, None]
 
 
 def test_summary_has_mean_and_interval_of_every_cell(done: Sweep) -> None:
@@ -152,6 +157,30 @@ def test_labels_of_mixed_kinds_are_text(tmp_path: Path) -> None:
 
 
 def test_equal_values_have_zero_width_interval() -> None:
-    table = pl.DataFrame({"cell": ["a", "a"], "seed": [1, 2], "status": ["done"] * 2, "cause": [None] * 2})
+    table = pl.DataFrame({"cell": ["a"] * 3, "seed": [1, 2, 3], "status": ["done"] * 3, "cause": [None] * 3})
     intervals = summary(table.with_columns(test_accuracy=pl.lit(0.9), run=pl.lit("x")), "test_accuracy")
     assert intervals.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)
+
+
+def test_report_and_sweep_count_the_same_runs(tmp_path: Path, cli: Cli) -> None:
+    sweep = make_sweep(
+        tmp_path / "runs", seeds=3, cells={"a": {}, "b": {"optimizer.lr": 0.01}, "c": {"batch_size": 4}}
+    )
+    sweeps.run_here(sweep)
+    for number, status in ((1, "diverged"), (5, "failed")):
+        folder = states(sweep)[sweep.planned[number].run].folder
+        assert folder is not None
+        RunFolder.open(folder).write_status(status, error="bad luck")  # type: ignore[arg-type]
+    write_state(sweep, states(sweep))
+    printed = compared(sweep).rows
+    code, out, _ = cli("report", str(sweep.folder), "--json", "--out", str(tmp_path / "page.html"))
+    assert code == 0
+    reported = pl.DataFrame(json.loads(out)["table"], schema=printed.schema)
+    counts = reported.filter(measure="test_loss").select(
+        "group", "runs", "counted", "diverged", "units", "pairs"
+    )
+    assert counts.rows() == [("a", 3, 2, 1, 2, 0), ("b", 3, 2, 0, 2, 0), ("c", 3, 3, 0, 3, 0)]
+    assert reported.equals(printed)
+    assert len(load_runs(sweep.folder)) == 7
+    with_failed = json.loads(cli("report", str(sweep.folder), "--json", "--unfinished")[1])["table"]
+    assert [row["counted"] for row in with_failed if row["measure"] == "test_loss"] == [2, 3, 3]

@@ -145,6 +145,13 @@ def report(
             "Print a line for each cell and value of this axis, over the rest of the grid.", metavar="AXIS"
         ),
     ] = None,
+    unit: Annotated[
+        str,
+        option("Intervals are over the values of this axis, such as files of graphs.", metavar="AXIS"),
+    ] = "seed",
+    unfinished: Annotated[
+        bool, option("Count runs that failed, were stopped or killed.", "--unfinished")
+    ] = False,
     by_hops: Annotated[
         str | None,
         option("Print a table of this metric by distance from the poisoned nodes.", metavar="METRIC"),
@@ -170,33 +177,37 @@ def report(
     for name, given in {"--format": format_, "--axis": axis}.items():
         if given and figures is None:
             raise BadInput(f"{name}: got no --figures; accepted: with --figures FOLDER")
-    loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path)))
-    groups = group_runs(loaded)
+    loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path, unfinished=True)))
+    # A single run shows what is on record, whatever its status.
+    groups = group_runs(loaded, unfinished=unfinished or len(loaded) == 1)
     loaded = [run for group in groups for run in group.runs]
+    counted = [run for group in groups for run in group.samples] or loaded
     named = metrics.split(",") if metrics else []
     measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
-    if len(groups) > 1 or metrics or time_to or budget or area or per:
-        compared = comparison.compare(groups, measures, against, per or ())
+    if len(groups) > 1 or metrics or time_to or budget or area or per or unit != "seed":
+        compared = comparison.compare(groups, measures, against, per or (), unit)
     distances = None if by_hops is None else spread.spread(groups, by_hops)
     # A page about several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()
     if figures is not None:
         drawn: Any = {"metrics": named or comparison_metrics(loaded), "axes": axis or [default_axis(loaded)]}
-        write_figures(loaded, groups, figures, format=format_ or "pdf", width=parse_width(width), **drawn)
+        write_figures(counted, groups, figures, format=format_ or "pdf", width=parse_width(width), **drawn)
     if animate is not None:
         from gossamer.results.animation import write_animation
 
-        write_animation(loaded, str(named[0] if named else main_metric(loaded[0])), animate)
+        write_animation(counted, str(named[0] if named else main_metric(loaded[0])), animate)
     page = write_report(loaded, out or folder / "report.html", groups=groups, compared=compared)
     table = None if compared is None else write_comparison(compared, page)
     written = {"report": page, "figures": figures, "animation": animate, "comparison": table}
     output: dict[str, Any] = {key: value for key, value in written.items() if value is not None}
     if as_json:
         tables = {"table": None if compared is None else compared.rows, "by_hops": distances}
-        data = {name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None}
-        print_json(output | data)
+        data: dict[str, Any] = {
+            name: finite(rows).to_dicts() for name, rows in tables.items() if rows is not None
+        }
+        print_json(output | data | ({} if compared is None else {"notes": compared.notes}))
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
@@ -205,7 +216,7 @@ def report(
             print_table(head, lines, title=heading)
             print()
         if compared is not None:
-            print(compared.note)
+            print(*compared.notes, sep="\n")
         typer.echo("\n".join(map(str, output.values())))
 
 

@@ -141,6 +141,10 @@ def sweep(
         str | None,
         option("Compare in pairs of equal seeds with this cell; default: the first.", metavar="NAME"),
     ] = None,
+    unit: Annotated[
+        str,
+        option("Intervals are over the values of this axis, such as files of graphs.", metavar="AXIS"),
+    ] = "seed",
     workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
@@ -151,10 +155,9 @@ def sweep(
 
     loaded = Sweep.load(file, overrides or (), out)
     chosen = loaded.chosen(only or ())
-    from gossamer.results.groups import find_baseline
     from gossamer.sweep.display import as_data, print_summary, watching_sweep
     from gossamer.sweep.execute import run_sweep
-    from gossamer.sweep.table import compared, groups_of
+    from gossamer.sweep.table import compared
 
     options: Any = {"jobs": jobs, "retry_failed": retry_failed, "again": again}
     if dry_run:
@@ -166,14 +169,14 @@ def sweep(
         else:
             print_plan(made)
         return
-    if baseline is not None:
-        find_baseline(baseline, groups_of(loaded))  # refuses an unknown name before the runs start
+    if baseline is not None or unit != "seed":
+        compared(loaded, baseline, unit)  # refuses an unknown name before the runs start
     with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
         outcome = run_sweep(loaded, workers, observer=watcher, only=only or (), **options)
     if as_json:
-        print_json(as_data(loaded, compared(loaded, baseline), outcome))
+        print_json(as_data(loaded, compared(loaded, baseline, unit), outcome))
     elif not quiet:
-        print_summary(loaded, compared(loaded, baseline), outcome)
+        print_summary(loaded, compared(loaded, baseline, unit), outcome)
     if outcome.stopped:
         raise typer.Exit(INTERRUPTED)
     if outcome.failed or outcome.counts.left:

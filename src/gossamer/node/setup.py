@@ -126,6 +126,10 @@ class Setup:
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluation_sets": list(self.task.tests),
             "ends_with_steps": self.ends_with_steps,
+            "evaluation_samples": {
+                name: [min(self.experiment.evaluation.samples or len(targets), len(targets)), len(targets)]
+                for name, (_, targets) in self.task.tests.items()
+            },
             "poisoned": [list(ranks) for ranks in self.poisoned],
             "mixing": None if mixing is None else mixing.description(),
             "graphs": {"0": [list(edge) for edge in graph.edges()]},

@@ -47,6 +47,7 @@ class Reproduction(Section):
             takes at most ten minutes on two cores and needs no downloaded data.
         full: the changes for the published size.
         figure: the figure to draw.
+        unit: what intervals are over: the seed, or an axis of the grid.
         claims: the paper's claims."""
 
     title: str
@@ -56,6 +57,7 @@ class Reproduction(Section):
     small: Overrides
     full: Overrides
     figure: Figure = Figure()
+    unit: str = "seed"
     claims: list[Claim] = Field(min_length=1)
 
 
@@ -114,12 +116,17 @@ def write_page(described: Reproduction, sweep: Sweep) -> Verdicts:
     """Write ``reproduction.md`` and the figure, as PDF and PNG, into the sweep's folder, from the finished
     runs. Returns the verdicts."""
     groups = groups_of(sweep)
-    verdicts = [(claim.text, *find(claim, groups)) for claim in described.claims]
+    verdicts = [(claim.text, *find(claim, groups, described.unit)) for claim in described.claims]
     figures, plot = [], described.figure
     if runs := [run for group in groups for run in group.samples]:
         for kind in ("pdf", "png"):
             figures = write_figures(
-                runs, groups, sweep.folder / "figures", metrics=[plot.metric], axes=[plot.axis], format=kind
+                runs,
+                [group for group in groups if group.runs],
+                sweep.folder / "figures",
+                metrics=[plot.metric],
+                axes=[plot.axis],
+                format=kind,
             )
     dumps = [planned.experiment.model_dump(mode="json", exclude_none=True) for planned in sweep.planned]
     shared = {
@@ -140,7 +147,7 @@ def write_page(described: Reproduction, sweep: Sweep) -> Verdicts:
         sweep=sweep,
         setting=yaml.safe_dump(shared, sort_keys=False, default_flow_style=None, width=120),
         verdicts=verdicts,
-        comparison=compared(sweep),
+        comparison=compared(sweep, unit=described.unit),
         figures=[file.name for file in figures],
         done=len(done),
         planned=len({planned.run for planned in sweep.planned}),

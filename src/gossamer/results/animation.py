@@ -11,6 +11,7 @@ import numpy as np
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.folder import writing
 from gossamer.results.formatting import is_share, metric_title
+from gossamer.results.groups import ended
 from gossamer.results.plots import PALETTE, matplotlib
 from gossamer.results.report import page_data
 from gossamer.results.run import Run
@@ -47,7 +48,8 @@ def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
     )
     figure = matplotlib("figure").Figure(figsize=(5.2 * len(runs) + 0.8, 5.2), layout="constrained")
     panels = figure.subplots(1, len(runs), squeeze=False)[0]
-    frames = [_frames(*panel, colours, len(runs) > 1) for panel in zip(panels, pages, values, strict=True)]
+    named = len(runs) > 1 or bool(ended(runs[0]))
+    frames = [_frames(*panel, colours, named) for panel in zip(panels, pages, values, strict=True)]
     percent = (lambda value, _: f"{100 * value:.3g}%") if is_share(metric) else None
     figure.colorbar(colours, ax=list(panels), label=metric_title(metric), format=percent, shrink=0.8)
     writer = matplotlib("animation").PillowWriter(fps=_FRAMES_PER_SECOND)

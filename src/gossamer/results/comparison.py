@@ -4,42 +4,54 @@ level, areas under curves.
 Times to a level and values at a budget are steps of :mod:`gossamer.results.steps`; nothing is interpolated. Each has a
 resolution: how long before it the record last knows the model of some node. Where that is more than a tenth of the
 time, the tables mark the number and show no difference or ratio. Times are on the engine's clock; traffic is the total
-sent by all nodes until then. Means over the runs of a group have 95 % confidence intervals by Student's t.
+sent by all nodes until then.
+
+Means over the seeds of a group have 95 % confidence intervals by Student's t. The seed is the unit: runs of
+one seed that differ in something else, such as the graph, are averaged first.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import (
     Table,
+    beyond_rounding,
     bytes_text,
     bytes_unit,
+    differing,
     interval_text,
     is_share,
     metric_title,
     part,
+    rounds_text,
     seconds_text,
+    some,
+    values_text,
 )
 from gossamer.results.groups import Baseline, Group
-from gossamer.results.run import Run
+from gossamer.results.run import SHOWN, Run
 from gossamer.results.steps import Resolution, check_timed
 from gossamer.results.tidy import (
+    FinalValue,
     check_recorded,
     comparison_metrics,
+    complete_curve,
     confidence,
     final,
     lower_is_better,
+    mean_over_rounds,
     rounds_on_record,
     total,
 )
@@ -48,23 +60,15 @@ Number = Literal["mean", "difference", "ratio"]
 _COMPARED: tuple[Number, ...] = ("difference", "ratio")
 
 COLUMNS: dict[str, Any] = {
-    **dict.fromkeys(("group", "measure", "baseline"), pl.String),
-    **dict.fromkeys(("runs", "known", "pairs"), pl.Int64),
+    **dict.fromkeys(("group", "measure", "at", "baseline"), pl.String),
+    **dict.fromkeys(("runs", "counted", "diverged", "known", "units", "pairs"), pl.Int64),
     **dict.fromkeys(
         ("mean", "mean_half", "difference", "difference_half", "ratio", "ratio_half"), pl.Float64
     ),
+    **dict.fromkeys(("mean_values", "difference_values", "ratio_values"), pl.List(pl.Float64)),
     "resolution": pl.Float64,
     "coarse": pl.String,
 }
-
-_NOTE = (
-    "Means over runs ± half of the 95 % confidence interval (Student's t). A mean is shown only if every run has a value."
-    " Of runs that were repeated with the same seed, the newest that is done counts."
-)
-_PAIRED = (
-    " Differences and ratios are of pairs of runs with the same seed, so variation that a seed causes in both runs of a pair"
-    " cancels out."
-)
 
 
 _COARSE = "*"
@@ -77,15 +81,18 @@ def _exact(run: Run) -> Resolution | None:
 
 _COARSELY = (
     f"{_COARSE} Evaluations are too far apart: the right number may be of an instant that is earlier by more than a tenth of"
-    " the time, so no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or every_s). "
+    " the time, so no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or every_s)."
 )
 
 
 class Measure(NamedTuple):
     """A measure that compares groups: ``of`` returns its number for a run, or None if the run has none, such
     as a time to a level that it has not reached. ``table`` and ``column`` are titles. ``unit`` is "share",
-    "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show. ``resolution`` says how
-    exactly the number of a run is known; None if it does not depend on when nodes were evaluated."""
+    "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show. ``resolution``
+    says how exactly the number of a run is known; None if it does not depend on when nodes were evaluated.
+    ``having`` says in a table what some runs have not done. ``final`` returns the final value whose mean the
+    number is. ``among`` returns the measure for runs that are compared with each other, if it depends on what
+    all of them have recorded."""
 
     name: str
     table: str
@@ -94,17 +101,32 @@ class Measure(NamedTuple):
     of: Callable[[Run], float | None]
     against: Sequence[Number] = ("difference",)
     resolution: Callable[[Run], Resolution | None] = _exact
+    having: str = "have it"
+    final: Callable[[Run], FinalValue | None] | None = None
+    among: Callable[[Sequence[Run]], Measure] | None = None
 
     def text(
-        self, value: float | None, half: float | None, number: Number = "mean", size: float | None = None
+        self,
+        value: float | None,
+        half: float | None,
+        number: Number = "mean",
+        size: float | None = None,
+        values: Sequence[float] = (),
     ) -> str:
-        """A number and half the width of its interval as text. For bytes, ``size`` determines the unit."""
+        """A number and half the width of its interval as text or, without an interval, the ``values`` of which it
+        is the mean. For bytes, ``size`` determines the unit."""
+        unit, scale = self.unit, 1.0
         if number == "ratio":
-            return interval_text(value, half)
-        if self.unit == "share":
-            return interval_text(value, half, "points" if number == "difference" else "%", 0.01)
-        unit, scale = bytes_unit(size or value or 0.0) if self.unit == "bytes" else (self.unit, 1.0)
-        return interval_text(value, half, unit, scale)
+            unit = ""
+        elif self.unit == "share":
+            unit, scale = "points" if number == "difference" else "%", 0.01
+        elif self.unit == "bytes":
+            unit, scale = bytes_unit(abs(size or value or 0.0))
+        signed = number == "difference"
+        if value is not None and half is None and len(values) > 1:
+            return values_text(values, unit, scale, signed=signed)
+        text = interval_text(value, half, unit, scale)
+        return f"+{text}" if signed and (value or 0.0) > 0 else text
 
 
 # --- measures
@@ -117,36 +139,78 @@ def measure(text: str) -> Measure:
     run. ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes reaches a level; ``bytes to
     METRIC=LEVEL`` is the total sent by all nodes until then. ``METRIC at bytes=N`` and ``METRIC at
     time_s=SECONDS`` are values at the last step of :meth:`Run.steps` within a budget, only for runs that have used
-    it up, since others might have improved further. ``area METRIC`` is the area under the curve over rounds,
-    divided by the number of rounds; ``area METRIC relative to OTHER`` is its relative difference from the
-    area of another metric of the same run."""
-    for form, make in _FORMS:
+    it up, since others might have improved further. ``area METRIC`` is the mean over the rounds that all
+    compared runs have recorded (the area under the curve, divided by the number of rounds); ``area METRIC
+    relative to OTHER`` is its relative difference from that of another metric of the same run, over the
+    rounds that both have."""
+    for form, make, having in _FORMS:
         if (match := re.fullmatch(form, text)) is not None:
-            return make(*match.groups())
+            return make(*match.groups())._replace(having=having)
     raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
 
 
 def _final(metric: str) -> Measure:
-    number = partial(_figure, metric, "mean")
-    return Measure(metric, "at the end", metric_title(metric), _unit(metric), number)
+    def number(run: Run) -> float | None:
+        value = final(run, metric)
+        return None if value is None else value.mean
+
+    value = partial(final, name=metric)
+    return Measure(metric, "at the end", metric_title(metric), _unit(metric), number, final=value)
 
 
 def _area(metric: str, other: str | None = None) -> Measure:
-    def relative(run: Run) -> float | None:
-        value, reference = area(run), _figure(str(other), "area", run)
-        return value / reference - 1 if value is not None and reference else None
+    def among(runs: Sequence[Run]) -> Measure:
+        span = _common_rounds(runs, [metric] if other is None else [metric, other])
 
-    area = partial(_figure, metric, "area")
-    name, title = f"area {metric}", f"mean {metric_title(metric)} over the rounds"
-    if other is None:
-        return Measure(name, title, "area", _unit(metric), area, _COMPARED)
-    column = f"relative to {metric_title(other)}"
-    return Measure(f"{name} relative to {other}", title, column, "share", relative)
+        def number(run: Run) -> float | None:
+            value = None if span is None else _mean_over(run, metric, *span)
+            if value is None or span is None or other is None:
+                return value
+            reference = _mean_over(run, other, *span)
+            return value / reference - 1 if reference else None
+
+        rounds = (
+            "over no rounds, since the runs have none in common"
+            if span is None
+            else "over rounds {:.4g} to {:.4g}".format(*span)
+        )
+        return Measure(name, f"mean {metric_title(metric)}, {rounds}", column, unit, number, against)
+
+    def alone(run: Run) -> float | None:
+        return among([run]).of(run)
+
+    name, column, unit, against = f"area {metric}", "mean over rounds", _unit(metric), _COMPARED
+    if other is not None:
+        name, column, unit, against = (
+            f"{name} relative to {other}",
+            f"relative to {metric_title(other)}",
+            "share",
+            ("difference",),
+        )
+    return Measure(name, f"mean {metric_title(metric)}", column, unit, alone, against, among=among)
 
 
-def _figure(metric: str, field: Literal["mean", "area"], run: Run) -> float | None:
-    value = final(run, metric)
-    return None if value is None else getattr(value, field)
+def _common_rounds(runs: Sequence[Run], metrics: Sequence[str]) -> tuple[float, float] | None:
+    """The first and the last round that all curves of some metrics cover, for the runs that have them; None if
+    these are less than two rounds."""
+    covered = [complete_curve(run, metric)["round"].drop_nulls() for run in runs for metric in metrics]
+    ends = [(float(rounds.min()), float(rounds.max())) for rounds in covered if len(rounds)]  # type: ignore[arg-type]
+    first, last = (max(low for low, _ in ends), min(high for _, high in ends)) if ends else (0.0, 0.0)
+    return (first, last) if first < last else None
+
+
+def _mean_over(run: Run, metric: str, first: float, last: float) -> float | None:
+    """The mean of a curve, linear between its points, from one round to another; None if it does not cover
+    them."""
+    curve = complete_curve(run, metric).drop_nulls("round").sort("round", "point")
+    rounds, values = curve["round"].to_numpy(), curve["mean"].to_numpy()
+    if not len(rounds) or first < rounds[0] or last > rounds[-1]:
+        return None
+    inside = (first < rounds) & (rounds < last)
+    at_ends = np.interp((first, last), rounds, values)
+    return mean_over_rounds(
+        np.array([first, *rounds[inside], last]), np.array([at_ends[0], *values[inside], at_ends[1]])
+    )
 
 
 def _total(axis: str) -> Measure:
@@ -204,14 +268,15 @@ def _unit(metric: str) -> str:
 
 _AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
 """The title and the unit of each axis of a curve."""
-_FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
-    (r"(time_s|bytes)", _total),
-    (r"(\S+)", _final),
-    (r"(time_s|bytes) to (\S+)=(\S+)", _time_to),
-    (r"(\S+) at (time_s|bytes)=(\S+)", _at_budget),
-    (r"area (\S+)", _area),
-    (r"area (\S+) relative to (\S+)", _area),
+_FORMS: tuple[tuple[str, Callable[..., Measure], str], ...] = (
+    (r"(time_s|bytes)", _total, "have it"),
+    (r"(\S+)", _final, "have it"),
+    (r"(time_s|bytes) to (\S+)=(\S+)", _time_to, "reached it"),
+    (r"(\S+) at (time_s|bytes)=(\S+)", _at_budget, "used it up"),
+    (r"area (\S+)", _area, "have it"),
+    (r"area (\S+) relative to (\S+)", _area, "have it"),
 )
+"""The form of a measure's name, what makes it, and what some runs may not have done."""
 
 
 def measures(
@@ -273,41 +338,50 @@ class Comparison:
     """A comparison of groups by some measures.
 
     Attributes:
-        rows: one per measure and group: ``group``, ``measure``, ``runs``, ``known`` (the runs that have the
-            number), ``mean`` (null unless all runs have it, since the mean of the others would flatter the
-            group), ``baseline``, and over ``pairs`` the mean ``difference`` and the ``ratio`` of the two
-            means (null unless all runs of the baseline have the number). ``*_half`` are half the widths of 95
-            % confidence intervals (null for one run; of ratios by linearization). ``resolution`` is the largest
-            :class:`~gossamer.results.steps.Resolution` of the runs in seconds; ``coarse`` says which run is known to
-            no better than a tenth of its time, and then there is neither a difference nor a ratio.
-        remarks: what a reader has to know about these runs, in sentences.
+        rows: one per measure and group.
+
+            ``group``, ``measure``, ``baseline``: names. ``at``: the round of a final metric that was recorded
+            only until then, or the rounds of a mean over rounds.
+
+            ``runs``: planned or begun, one for each seed. ``counted``: those that are done (or, on request,
+            unfinished). ``diverged``. ``known``: the counted ones that have the number. ``units``: the seeds
+            (or values of another axis) that have all points of the grid that the row covers. ``pairs``: those
+            that have them in the baseline too.
+
+            ``mean``: over the units, of means over a unit's points. It is null if a run diverged or a counted
+            run lacks the number, since the mean of the others would flatter the group. ``difference``: the mean
+            over the pairs. ``ratio``: of the two means over the pairs. ``*_half``: half the widths of 95 %
+            confidence intervals over the units (of ratios by linearization); null below three. ``*_values``: the
+            numbers of single units.
+
+            ``resolution``: the largest :class:`~gossamer.results.steps.Resolution` of the runs, in seconds.
+            ``coarse`` says which run is known to no better than a tenth of its time; then there is neither a
+            difference nor a ratio.
+        unit: "seed", or the axis whose values are the units.
+        notes: sentences that explain the rows.
     """
 
     rows: pl.DataFrame
     measures: tuple[Measure, ...]
     baseline: Baseline | None
-    remarks: tuple[str, ...] = ()
-
-    @property
-    def note(self) -> str:
-        """An explanation of the tables."""
-        coarse = self.rows.filter(pl.col("coarse").is_not_null(), pl.col("mean").is_not_null())
-        marked = coarse.unique(["group", "coarse"], maintain_order=True).select("group", "coarse").rows()
-        lines = [_NOTE if self.baseline is None else _NOTE + _PAIRED, *self.remarks]
-        if marked:
-            lines += [_COARSELY, *(f"{_COARSE} {group}: {text}" for group, text in marked)]
-        return "\n".join(lines)
+    unit: str = "seed"
+    notes: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
         """The rows as text: one table for each title of the measures, with a line per group."""
         tables = []
         for title, same in groupby(self.measures, key=lambda measure: measure.table):
-            columns: list[tuple[str, list[str]]] = []
-            for measure in same:
-                rows = self.rows.filter(measure=measure.name).to_dicts()
-                if not columns:
-                    columns.append(("group", [row["group"] for row in rows]))
-                    columns.append(("runs", [f"{row['known']}/{row['runs']}" for row in rows]))
+            numbers = {measure: self.rows.filter(measure=measure.name).to_dicts() for measure in same}
+            first = next(iter(numbers.values()))
+            pairs = [max(row["pairs"] for row in line) for line in zip(*numbers.values(), strict=True)]
+            columns: list[tuple[str, list[str]]] = [
+                ("group", [row["group"] for row in first]),
+                ("runs", [f"{row['counted']}/{row['runs']}" for row in first]),
+                ("seeds" if self.unit == "seed" else self.unit, [str(row["units"]) for row in first]),
+            ]
+            if any(pairs):
+                columns.append(("pairs", list(map(str, pairs))))
+            for measure, rows in numbers.items():
                 columns.append((measure.column, [_text(measure, row, "mean") for row in rows]))
                 if any(row["pairs"] for row in rows):
                     columns += [
@@ -320,10 +394,16 @@ class Comparison:
 
 
 def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
-    text = measure.text(row[number], row[f"{number}_half"], number, row["mean"])
-    if number == "mean" and row["coarse"] and row["mean"] is not None:
-        text += _COARSE
-    return f"+{text}" if number == "difference" and (row[number] or 0) > 0 else text
+    if number == "mean" and row["diverged"]:
+        return f"{row['diverged']} of {row['runs']} diverged"
+    if number == "mean" and row["known"] < row["counted"]:
+        return f"{row['known']} of {row['counted']} {measure.having}"
+    values = row[f"{number}_values"] or ()
+    text = measure.text(row[number], row[f"{number}_half"], number, row["mean"], values)
+    if number != "mean" or row["mean"] is None:
+        return text
+    marked = text + _COARSE if row["coarse"] else text
+    return f"{marked} {row['at']}" if row["at"] else marked
 
 
 def compare(
@@ -331,112 +411,331 @@ def compare(
     measures: Sequence[Measure],
     baseline: Baseline | None = None,
     per: Sequence[str] = (),
+    unit: str = "seed",
 ) -> Comparison:
-    """Compare groups by some measures, and in pairs with a baseline. The two runs of a pair have the same
-    seed and the same point of the grid (such as graph and data), so the variation from these does not blur
-    the difference. ``per`` lists axes of the grid (or "cell"): each row is then one of their values, over all
-    points of the other axes. BadInput for an axis that no run has."""
-    rows = []
+    """Compare groups by some measures, and in pairs with a baseline.
+
+    The unit of the statistics is the seed: what a row covers is averaged within a seed, and intervals are over
+    the seeds. Runs of one seed at several points of the grid are not independent, since a seed determines
+    data, graph and first model of all of them. The two members of a pair have the same seed and the same
+    points of the grid.
+
+    Args:
+        groups: the groups of runs.
+        measures: what is compared.
+        baseline: the groups with which they are compared.
+        per: axes of the grid (or "cell"): each row is then one of their values, over all points of the other
+            axes.
+        unit: an axis whose values are the units in place of seeds, such as files of random graphs. Rows are
+            then over all its values, and seeds are averaged within each.
+
+    Raises:
+        BadInput: for an axis that no run has."""
+    lines = [
+        _Line.of(label, members, baseline, unit)
+        for label, members in _merged(groups, per, baseline, unit).items()
+    ]
+    compared = [run for group in groups for run in _counted(group)]
+    measures = [measure if measure.among is None else measure.among(compared) for measure in measures]
+    rows, over = [], dict[str, list[str]]()
     for measure in measures:
-        values = {run: measure.of(run) for group in groups for run in group.samples}
-        for label, members in _merged(groups, per).items():
-            row = {"group": label, "measure": measure.name, "baseline": baseline and baseline.title}
-            figures = _figures(members, values, baseline)
-            rows.append(row | figures | _resolved(measure, members, baseline))
-    remarks = _remarks(groups, measures)
-    return Comparison(pl.DataFrame(rows, schema=COLUMNS), tuple(measures), baseline, remarks)
+        values = {run: measure.of(run) for run in compared}
+        finals = {} if measure.final is None else {run: measure.final(run) for run in compared}
+        for line in lines:
+            known = [value for run in line.counted if (value := finals.get(run)) is not None]
+            row = {"group": line.label, "measure": measure.name, "at": _rounds(known)}
+            row |= {"baseline": baseline and baseline.title}
+            rows.append(row | line.figures(values) | _resolved(measure, line))
+            partly = {value.over for value in known if value.nodes is not None and value.count < value.nodes}
+            for nodes in sorted(partly):
+                over.setdefault(nodes, []).append(line.label)
+    table = pl.DataFrame(rows, schema=COLUMNS)
+    notes = [*_explained(lines, baseline, unit), *_remarks(groups, measures)]
+    for nodes, labels in over.items():
+        labels = list(dict.fromkeys(labels))
+        notes.append(f"Values {'' if len(labels) == len(lines) else f'of {some(labels)} '}are means {nodes}.")
+    notes += [text for line in lines for text in line.incomplete(baseline, unit)]
+    notes += _coarsely(table)
+    return Comparison(table, tuple(measures), baseline, unit, tuple(notes))
 
 
-def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> tuple[str, ...]:
-    shown = []
-    for group in groups:
-        for run in group.samples:
-            on_record, rounds = rounds_on_record(run)
-            if run.every_s is not None and on_record < rounds:
-                shown.append(f"{group.label}: {on_record:,} of {rounds:,} rounds on record")
-                break
-    remarks = [f"The time grid is coarser than the rounds. {'; '.join(shown)}."] if shown else []
-    known = [{"network_bytes"} & {*run.metrics.columns} for group in groups for run in group.samples]
-    if any(measure.resolution is not _exact and "bytes" in measure.name for measure in measures) and not all(
-        known
-    ):
-        remarks.append(
-            "Bytes of runs of older versions are those that their rows tell of: at least so many were sent."
-        )
-    return tuple(remarks)
-
-
-def _resolved(measure: Measure, members: Sequence[Group], baseline: Baseline | None) -> dict[str, Any]:
+def _resolved(measure: Measure, line: _Line) -> dict[str, Any]:
     """The columns of one row about the resolution of its numbers. Where one is coarse, in the row or in its baseline,
     there is neither a difference nor a ratio."""
-    others = (
-        [] if baseline is None else [baseline.groups[g.label] for g in members if g.label in baseline.groups]
-    )
-    known = [
-        [(run, found) for group in side for run in group.samples if (found := measure.resolution(run))]
-        for side in (members, others)
-    ]
+    own = [(run, found) for run in line.counted if (found := measure.resolution(run))]
+    partners = [run for at in line.partners.values() for run in at.values()]
     row: dict[str, Any] = {}
-    own, _ = known
     if own:
         row["resolution"] = max(found.age_s for _, found in own)
     coarse = [(run, found) for run, found in own if found.coarse]
     if coarse:
         run, worst = max(coarse, key=lambda pair: pair[1].age_s / (pair[1].time_s or 1.0))
         row["coarse"] = f"{worst} (seed {run.experiment.get('seed')})"
-    if any(found.coarse for side in known for _, found in side):
-        compared = ("difference", "ratio")
-        row |= dict.fromkeys(name for number in compared for name in (number, f"{number}_half"))
+    if coarse or any((found := measure.resolution(run)) and found.coarse for run in partners):
+        row |= {f"{number}{what}": None for number in _COMPARED for what in ("", "_half", "_values")}
     return row
 
 
-def _merged(groups: Sequence[Group], per: Sequence[str]) -> dict[str, list[Group]]:
+def _coarsely(rows: pl.DataFrame) -> list[str]:
+    """An explanation of the marks, and the runs to which they belong."""
+    coarse = rows.filter(pl.col("coarse").is_not_null(), pl.col("mean").is_not_null())
+    marked = coarse.unique(["group", "coarse"], maintain_order=True).select("group", "coarse").rows()
+    return [_COARSELY, *(f"{_COARSE} {group}: {text}." for group, text in marked)] if marked else []
+
+
+def _rounds(values: Sequence[FinalValue]) -> str | None:
+    """The rounds of final values that were recorded only until then."""
+    early = [value for value in values if value.early]
+    if not early:
+        return None
+    least, most = min(value.round_least for value in early), max(value.round_most for value in early)
+    return f"at {rounds_text(least, most)}"
+
+
+def _merged(
+    groups: Sequence[Group], per: Sequence[str], baseline: Baseline | None, unit: str
+) -> dict[str, list[Group]]:
     """The groups of each row."""
-    if not per:
-        return {group.label: [group] for group in groups}
     known = list(dict.fromkeys(key for group in groups for key in group.labels))
-    for axis in per:
-        if axis not in known:
-            problem = f"no axis of the sweep{suggest(axis, known)}; accepted: {listed(known)}"
-            raise BadInput(f"--per {axis}: {problem}")
-    axes = [key for key in dict.fromkeys((*per, "cell")) if key in known]
+    for option, axis in (*(("--per", axis) for axis in per), ("--unit", unit)):
+        if axis not in known and (option, axis) != ("--unit", "seed"):
+            accepted = known if option == "--per" else ["seed", *known]
+            problem = f"no axis of the sweep{suggest(axis, accepted)}; accepted: {listed(accepted)}"
+            raise BadInput(f"{option} {axis}: {problem}")
+    against = None if baseline is None else baseline.key
+    if unit in per or unit == against:
+        named = "--per" if unit in per else "--baseline"
+        raise BadInput(f"--unit {unit}: {named} names it too; accepted: another axis, or seed")
+    if not per and unit == "seed":
+        return {group.label: [group] for group in groups}
+    if per:
+        axes = [key for key in dict.fromkeys((*per, "cell", against)) if key in known]
+    else:
+        axes = [key for key in differing([group.labels for group in groups]) if key != unit]
     merged: dict[str, list[Group]] = {}
     for group in groups:
-        merged.setdefault(", ".join(part(key, group.labels.get(key)) for key in axes), []).append(group)
+        label = ", ".join(part(key, group.labels.get(key)) for key in axes) or "all"
+        merged.setdefault(label, []).append(group)
     return merged
 
 
-def _figures(
-    members: Sequence[Group], values: Mapping[Run, float | None], baseline: Baseline | None
-) -> dict[str, Any]:
-    """The columns of one row."""
-    # A run shared by several cells counts once, and is paired with the mean of its partners.
-    results = {run.path: values[run] for group in members for run in group.samples}
-    known = [value for value in results.values() if value is not None]
-    planned = sum(group.planned for group in members)
-    row: dict[str, Any] = {"runs": max(planned, len(results)), "known": len(known), "pairs": 0}
-    if len(known) < len(results):
-        return row
-    row |= _interval("mean", known)
-    partners: dict[Path, list[float | None]] = {}
-    for group in members:
-        other = None if baseline is None else baseline.groups.get(group.label)
-        if other is not None and other is not group:
-            by_seed = {run.experiment.get("seed"): values[run] for run in other.samples}
-            for run in group.samples:
-                if (seed := run.experiment.get("seed")) in by_seed:
-                    partners.setdefault(run.path, []).append(by_seed[seed])
-    if not partners or any(None in others for others in partners.values()):
-        return row
-    pairs = [(results[path] or 0.0, fmean(map(float, others))) for path, others in partners.items()]  # type: ignore[arg-type]
-    row |= {"pairs": len(pairs)} | _interval("difference", [value - reference for value, reference in pairs])
-    if mean := fmean(reference for _, reference in pairs):
-        ratio = fmean(value for value, _ in pairs) / mean
-        row |= _interval("ratio", [(value - ratio * reference) / mean for value, reference in pairs])
-        row["ratio"] = ratio
-    return row
+def _counted(group: Group) -> list[Run]:
+    return [run for run in group.samples if run not in group.diverged]
 
 
-def _interval(name: str, values: Sequence[float]) -> dict[str, float | None]:
+_ByUnit = Mapping[str, Mapping[str, Run]]
+"""Runs by unit, such as "seed 3", and by the point of the grid."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A line of the tables: the runs of some groups, and those of their baselines at the same units and
+    points, without those that diverged. ``points`` are all points of the grid that the line covers.
+    ``against`` are the baselines, unless the line is its own."""
+
+    label: str
+    members: Sequence[Group]
+    points: frozenset[str]
+    runs: _ByUnit
+    partners: _ByUnit
+    against: Sequence[Group]
+
+    @classmethod
+    def of(cls, label: str, members: Sequence[Group], baseline: Baseline | None, unit: str) -> _Line:
+        """The line of some groups."""
+
+        def placed(group: Group, run: Run) -> tuple[str, str]:
+            seed = f"seed {run.experiment.get('seed')}"
+            if unit == "seed":
+                return seed, group.label
+            others = [part(*item) for item in group.labels.items() if item[0] != unit]
+            return part(unit, group.labels.get(unit)), ", ".join((*others, seed))
+
+        def by_unit(pairs: Iterable[tuple[Group, Group | None]]) -> _ByUnit:
+            found: dict[str, dict[str, Run]] = {}
+            for group, source in pairs:
+                for run in () if source is None else _counted(source):
+                    name, point = placed(group, run)
+                    if point in found.setdefault(name, {}):
+                        raise BadInput(f"--unit {unit}: {name} has several runs at {point}; accepted: one")
+                    found[name][point] = run
+            return found
+
+        others = [
+            (group, None if baseline is None else baseline.groups.get(group.label)) for group in members
+        ]
+        points = {placed(group, run)[1] for group in members for run in group.runs}
+        if unit == "seed":
+            points = {group.label for group in members}
+        itself = all(other is group or other is None for group, other in others)
+        against = () if itself else tuple(other for _, other in others if other is not None)
+        return cls(
+            label,
+            members,
+            frozenset(points),
+            by_unit((group, group) for group in members),
+            by_unit(others),
+            against,
+        )
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that count, without those that diverged."""
+        return [run for group in self.members for run in _counted(group)]
+
+    def _complete(self, runs: _ByUnit) -> list[str]:
+        return [unit for unit, at in runs.items() if self.points <= at.keys()]
+
+    def figures(self, values: Mapping[Run, float | None]) -> dict[str, Any]:
+        """The columns of a row, from each run's number."""
+        counted = self.counted
+        units = self._complete(self.runs)
+        row: dict[str, Any] = {
+            "runs": sum(group.size for group in self.members),
+            "counted": len(counted),
+            "diverged": sum(len(group.diverged) for group in self.members),
+            "known": sum(values[run] is not None for run in counted),
+            "units": len(units),
+            "pairs": 0,
+        }
+        if row["diverged"] or row["known"] < row["counted"]:
+            return row
+        means = self._means(self.runs, units, values)
+        row |= _interval("mean", list(means.values()))
+        partners = [run for at in self.partners.values() for run in at.values()]
+        lacking = any(values.get(run) is None for run in partners)
+        if lacking or not self.against or any(group.diverged for group in self.against):
+            return row
+        paired = [unit for unit in self._complete(self.partners) if unit in means]
+        references = self._means(self.partners, paired, values)
+        pairs = [(means[unit], references[unit]) for unit in paired]
+        # What differs by rounding is equal: a tie must not become a difference.
+        pairs = [(value, other if beyond_rounding(value - other, value) else value) for value, other in pairs]
+        row |= {"pairs": len(pairs)} | _interval("difference", [value - other for value, other in pairs])
+        if pairs and (mean := fmean(other for _, other in pairs)):
+            ratio = fmean(value for value, _ in pairs) / mean
+            row |= _interval("ratio", [(value - ratio * other) / mean for value, other in pairs])
+            half = row["ratio_half"]
+            row |= {"ratio": ratio, "ratio_half": half if half is None else beyond_rounding(half, ratio)}
+            row["ratio_values"] = [value / other if other else math.nan for value, other in pairs]
+        return row
+
+    def _means(
+        self, runs: _ByUnit, units: Iterable[str], values: Mapping[Run, float | None]
+    ) -> dict[str, float]:
+        """Each unit's mean over the points."""
+        return {unit: fmean(float(values[runs[unit][at]] or 0.0) for at in self.points) for unit in units}
+
+    def incomplete(self, baseline: Baseline | None, unit: str) -> Iterator[str]:
+        """Sentences that name the units that are left out."""
+        units = self._complete(self.runs)
+        for name in self.runs.keys() - {*units}:
+            lacking = some(sorted(self.points - self.runs[name].keys()))
+            yield f"{self.label}: {name} is left out: it lacks {lacking}."
+        if self.against and baseline is not None:
+            unpaired = [name for name in units if name not in self._complete(self.partners)]
+            if unpaired:
+                yield (
+                    f"{self.label}: differences and ratios are without {some(unpaired)}, since not all runs of"
+                    f" {baseline.title} that would be their partners are there."
+                )
+
+
+def _interval(name: str, values: Sequence[float]) -> dict[str, Any]:
     interval = confidence(values)
-    return {} if interval is None else {name: interval.mean, f"{name}_half": interval.half_width}
+    if interval is None:
+        return {}
+    return {name: interval.mean, f"{name}_half": interval.half_width, f"{name}_values": list(values)}
+
+
+# --- what the tables say about themselves
+
+
+def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> list[str]:
+    """How the numbers come about."""
+    units = "seeds" if unit == "seed" else f"values of {unit}"
+    texts = [
+        f"Means over {units} ± half of the 95 % confidence interval (Student's t); below three, their values."
+        " A mean is shown only if every run that counts has a value and none diverged. Runs count that are done,"
+        " of each seed the newest."
+    ]
+    averaged = dict.fromkeys(
+        key for line in lines for key in differing([group.labels for group in line.members]) if key != unit
+    )
+    names = [*averaged] + (["seed"] if unit != "seed" else [])
+    if names:
+        texts.append(
+            f"The runs of one {unit} are averaged over {some(names)} first. Intervals are for these values of"
+            f" {some(names)}, not for others."
+        )
+    if baseline is not None and any(line.against for line in lines):
+        texts.append(
+            f"Differences and ratios are of pairs with the same {unit}, so variation that it causes in both members"
+            " of a pair cancels out."
+        )
+    return texts
+
+
+def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[str]:
+    """What a reader has to know about the runs: which ones do not count, what they were evaluated on, and
+    whether they differ in what is not part of the experiment."""
+    left_out = [f"{group.label}, {_named(run)}" for group in groups for run in group.left_out]
+    if left_out:
+        yield f"Not counted: {some(left_out)}."
+    ended = [
+        f"{group.label}, {_named(run)}" for group in groups for run in group.samples if run.status != "done"
+    ]
+    if ended:
+        yield f"Not done: {some(ended)}."
+    for group in groups:
+        for of in sorted({run.shown for run in group.samples} - {"round"}):
+            yield f"{group.label}: its values are {SHOWN[of]}."
+    coarser = [
+        f"{group.label}: {on_record:,} of {rounds:,} rounds on record"
+        for group in groups
+        for on_record, rounds in [min(map(rounds_on_record, group.samples), default=(0, 0))]
+        if on_record < rounds and any(run.every_s is not None for run in group.samples)
+    ]
+    if coarser:
+        yield f"The time grid is coarser than the rounds. {'; '.join(coarser)}."
+    timed = any(measure.resolution is not _exact and "bytes" in measure.name for measure in measures)
+    if timed and any("network_bytes" not in run.metrics.columns for g in groups for run in g.samples):
+        yield "Bytes of runs of older versions are those that their rows tell of: at least so many were sent."
+    yield from evaluation_texts(groups, [measure.name for measure in measures])
+    for group in groups:
+        for what, values in _origins(group.samples).items():
+            if len(values) > 1:
+                yield f"{group.label}: its runs are of {what} {some(sorted(values))}."
+
+
+def _named(run: Run) -> str:
+    return f"seed {run.experiment.get('seed')} ({run.status})"
+
+
+def evaluation_texts(groups: Sequence[Group], metrics: Iterable[str]) -> Iterator[str]:
+    """The number of samples of each evaluation set that some metrics are of, such as "test set: 1,000 of
+    10,000 samples.", with the groups if these differ."""
+    labels: dict[tuple[str, str], list[str]] = {}
+    metrics = list(metrics)
+    for group in groups:
+        for run in group.samples:
+            for name, text in run.evaluation_samples.items():
+                if any(re.search(rf"(^|\s){re.escape(name)}_", metric) for metric in metrics):
+                    labels.setdefault((name, text), []).append(group.label)
+    texts = {(name, text): list(dict.fromkeys(of)) for (name, text), of in labels.items()}
+    for (name, text), of in texts.items():
+        several = sum(name == other for other, _ in texts) > 1
+        yield f"{name} set{f' of {some(of)}' if several else ''}: {text}."
+
+
+def _origins(runs: Iterable[Run]) -> dict[str, set[str]]:
+    """What may affect results and is not part of an experiment: versions and machines, by kind."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        for environment in (run.environment, *run.environment.get("resumed", [])):
+            packages, machine = environment.get("packages", {}), environment.get("machine", {})
+            origins = {name: packages.get(name) for name in ("gossamer", "torch", "numpy")}
+            for what, value in {**origins, "machine": machine.get("host")}.items():
+                if value is not None:
+                    found.setdefault(what, set()).add(str(value))
+    return found

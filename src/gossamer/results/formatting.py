@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 ANY_WIDTH = 100_000
 _SMALL = 0.001
 _ANY_DIGITS = 12
+_ROUNDING = 1e-12
 _LONGEST_VALUE = 24
 
 Table = tuple[str, list[str], list[list[str]]]
@@ -95,12 +97,23 @@ def bytes_text(value: int | float | None) -> str:
     return f"{value / size:,.3g} {unit}"
 
 
+def beyond_rounding(spread: float, size: float) -> float:
+    """A spread or a difference of numbers of some size, or 0 if it is their rounding error.
+
+    A number of type float64 has a relative precision of 1.1e-16. A sum of thousands of them, such as a
+    virtual time, and a mean over nodes or runs err by less than 1e-12 of the result. Nothing that a run
+    measures is as fine: a virtual time has steps of a nanosecond, and an accuracy those of one sample.
+    """
+    return 0.0 if abs(spread) < _ROUNDING * abs(size) else spread
+
+
 def interval_text(mean: float | None, half: float | None, unit: str = "", scale: float = 1.0) -> str:
     """A mean and half the width of its interval, divided by a scale, with their unit. The interval has two
-    significant digits, and the mean as many decimal places as the interval."""
+    significant digits, and the mean as many decimal places as the interval; an interval that is rounding
+    error is 0."""
     if mean is None:
         return NOTHING
-    mean, half = mean / scale, None if half is None else half / scale
+    mean, half = mean / scale, None if half is None else beyond_rounding(half, mean) / scale
     text = f"{float(f'{mean:.4g}'):g}"  # the outer format removes a power of ten, as in 5.3e+02
     if half is not None:
         digits = 1 - math.floor(math.log10(half)) if half > 0 and math.isfinite(half) else _ANY_DIGITS
@@ -108,6 +121,20 @@ def interval_text(mean: float | None, half: float | None, unit: str = "", scale:
             text = f"{mean:.{max(digits, 0)}f}"
         text += f" ± {float(f'{half:.2g}'):g}"
     return f"{text} {unit}".rstrip()
+
+
+def values_text(values: Sequence[float], unit: str = "", scale: float = 1.0, *, signed: bool = False) -> str:
+    """Single values, divided by a scale, with their unit: "41.2, 43.5 %"."""
+    numbers = [f"{float(f'{value / scale:.4g}'):g}" for value in values]
+    if signed:
+        numbers = [f"+{text}" if value > 0 else text for text, value in zip(numbers, values, strict=True)]
+    return f"{', '.join(numbers)} {unit}".rstrip() if numbers else NOTHING
+
+
+def some(names: Sequence[str], most: int = 6) -> str:
+    """Some names as a list in a sentence, with the number of the others."""
+    shown = names if len(names) <= most else [*names[: most - 1], f"{len(names) - most + 1} more"]
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
 def at_least(text: str, *, exact: bool) -> str:
@@ -167,18 +194,66 @@ def short_names(cells: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
 
 def distinguishing_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Texts that distinguish settings: the names of the components that differ and, if these are equal, the
-    fields that differ."""
+    fields that differ. Lists of components, such as codecs or faults, are compared entry by entry."""
+    settings = [itemized(setting) for setting in settings]
     named = [key for key in differing(settings) if key.endswith(".name")]
-    heads = [", ".join(str(entry[key]) for key in named if key in entry) or NOTHING for entry in settings]
-    texts = heads if named else [""] * len(settings)
+    texts = [", ".join(filter(None, (_component(entry, key) for key in named))) for entry in settings]
+    if named:
+        texts = [text or NOTHING for text in texts]
     for head in {head for head in texts if texts.count(head) > 1}:
         same = [index for index, text in enumerate(texts) if text == head]
         keys = differing([settings[index] for index in same])
         for index in same:
-            values = [str(settings[index].get(key, NOTHING))[:_LONGEST_VALUE] for key in keys]
-            more = [f"{key.rpartition('.')[2]} {value}" for key, value in zip(keys, values, strict=True)]
-            texts[index] = ", ".join(filter(None, (head, *more)))
+            texts[index] = ", ".join(filter(None, (head, *_field_texts(settings[index], keys, head))))
     return texts
+
+
+def itemized(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Flat settings with a key for every field of a listed component: ``{"codec": [{"name": "top-k",
+    "fraction": 0.1}]}`` is ``{"codec.name": "top-k", "codec.0.fraction": 0.1}``. The names of a list are one
+    name, such as ``top-k + quantize``."""
+    items: dict[str, Any] = {}
+    for key, value in setting.items():
+        if not _is_list_of_components(value):
+            items[key] = value
+            continue
+        items[f"{key}.name"] = " + ".join(str(entry["name"]) for entry in value)
+        for number, entry in enumerate(value):
+            items |= flat({name: field for name, field in entry.items() if name != "name"}, f"{key}.{number}")
+    return items
+
+
+def _is_list_of_components(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(entry, Mapping) and "name" in entry for entry in value)
+    )
+
+
+def _component(setting: Mapping[str, Any], key: str) -> str | None:
+    """The name of a component, or of none: a field that is null, or an empty list."""
+    field = key.removesuffix(".name")
+    if key in setting:
+        return str(setting[key])
+    return f"no {field}" if field in setting and not setting[field] else None
+
+
+def _field_texts(setting: Mapping[str, Any], keys: Sequence[str], head: str) -> list[str]:
+    """Fields and their values, such as "batch_size 8", or of a listed component, which is named unless the
+    head names it, "quantize bits=8"."""
+    texts: dict[str, list[str]] = {}
+    for key in keys:
+        value, name = str(setting.get(key, NOTHING)), key.rpartition(".")[2]
+        if len(value) > _LONGEST_VALUE:
+            value = f"{value[: _LONGEST_VALUE - 1]}…"
+        if (entry := re.fullmatch(r"(.+?)\.(\d+)\..+", key)) is None:
+            texts[key] = [f"{name} {value}"]
+            continue
+        components, number = setting.get(f"{entry[1]}.name", "").split(" + "), int(entry[2])
+        named = [] if {*components} <= {*head.split(", ")} else components[number : number + 1]
+        texts.setdefault(f"{entry[1]}.{number}", named).append(f"{name}={value}")
+    return [" ".join(words) for words in texts.values()]
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

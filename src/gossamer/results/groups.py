@@ -16,7 +16,7 @@ from gossamer.errors import BadInput, suggest
 from gossamer.results.formatting import differing, distinguishing_names, flat, part, short_names
 from gossamer.results.run import Run
 from gossamer.results.steps import MAX_DRAWN
-from gossamer.results.tidy import complete_curve, student_t
+from gossamer.results.tidy import FEWEST, complete_curve, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
@@ -26,29 +26,63 @@ _NOT_THE_EXPERIMENT = (
 """Fields that affect only the draws, the location of the data, additional output and the way of computing."""
 
 
+_RESULTS = {"done": 2, "diverged": 1}
+"""The statuses of runs that are results, with their rank among attempts at one seed."""
+
+
 @dataclass(frozen=True)
 class Group:
     """Runs of one experiment with different seeds, including repetitions. ``label`` distinguishes it from the
     other groups. ``labels`` are the parts of the name of a sweep's cell, which has ``planned`` runs, whether
-    or not they are done."""
+    or not they have begun. Runs that are ``unfinished`` count in statistics only on request."""
 
     label: str
     runs: tuple[Run, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
     planned: int = 0
+    unfinished: bool = False
 
     @cached_property
-    def samples(self) -> tuple[Run, ...]:
-        """The runs used in statistics: for each seed, the newest run that is done, or else the newest run.
+    def attempts(self) -> tuple[Run, ...]:
+        """One run for each seed: the newest that is done, or else the newest that diverged, or else the newest.
         Counting repeated runs of a seed would make the spread look too small."""
-        ordered = sorted(self.runs, key=lambda run: (run.status == "done", run.id))
+        ordered = sorted(self.runs, key=lambda run: (_RESULTS.get(run.status, 0), run.id))
         newest = {run.experiment.get("seed"): run for run in ordered}
         return tuple(run for run in self.runs if run is newest[run.experiment.get("seed")])
 
+    @cached_property
+    def samples(self) -> tuple[Run, ...]:
+        """The runs used in statistics: of :attr:`attempts`, those that are done, and those that diverged, which
+        is a result too. The others ended early for reasons outside of the experiment, so their last values
+        are not those of its end."""
+        return tuple(run for run in self.attempts if self.unfinished or run.status in _RESULTS)
 
-def groups(runs: Sequence[Run]) -> list[Group]:
+    @cached_property
+    def left_out(self) -> tuple[Run, ...]:
+        """The runs that failed, were stopped or killed, or still run."""
+        return tuple(run for run in self.attempts if run not in self.samples)
+
+    @cached_property
+    def diverged(self) -> tuple[Run, ...]:
+        """The samples that diverged. A group with such a run has no means."""
+        return tuple(run for run in self.samples if run.status == "diverged")
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are enough samples for an interval, none of which diverged. Otherwise single runs are
+        shown."""
+        return len(self.samples) >= FEWEST and not self.diverged
+
+    @property
+    def size(self) -> int:
+        """The number of runs, planned or begun, one for each seed."""
+        return max(self.planned, len(self.attempts))
+
+
+def groups(runs: Sequence[Run], *, unfinished: bool = False) -> list[Group]:
     """Group runs that differ only in their seed, their name, and how they were computed. Runs of a sweep keep
-    the names of its cells, without the parts that all have in common."""
+    the names of its cells, without the parts that all have in common. ``unfinished``: whether runs that
+    failed, were stopped or killed, or still run count in statistics."""
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
@@ -62,42 +96,60 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     if names == [""]:
         names = [first[0].name]
     return [
-        Group(name, tuple(sorted(same, key=lambda run: run.experiment.get("seed", 0))), same[0].labels)
+        Group(
+            name,
+            tuple(sorted(same, key=lambda run: run.experiment.get("seed", 0))),
+            same[0].labels,
+            max(run.planned for run in same),
+            unfinished,
+        )
         for name, same in zip(names, alike.values(), strict=True)
     ]
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Short names for runs that are shown together: the group's label, with the seed if a group has several
-    runs or belongs to a sweep, or ids if nothing differs."""
+    runs or belongs to a sweep, or ids if nothing differs. Runs that are not done carry their status."""
     by_run = {}
     for group in groups(runs):
         for run in group.runs:
             numbered = len(group.runs) > 1 or run.cell is not None
-            by_run[run] = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+            by_run[run] = member_label(group, run) if numbered else f"{group.label}{ended(run)}"
     names = [by_run[run] for run in runs]
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
+def member_label(group: Group, run: Run) -> str:
+    """The name of a run among others of its group."""
+    return f"{group.label}, seed {run.experiment.get('seed')}{ended(run)}"
+
+
+def ended(run: Run) -> str:
+    """The status of a run that is not done, to follow its name."""
+    return "" if run.status == "done" else f" ({run.status})"
+
+
 def shows_groups(groups: Sequence[Group]) -> bool:
-    """Whether to show a curve per group instead of one per run: there are several groups, and some have
-    several samples."""
-    return len(groups) > 1 and any(len(group.samples) > 1 for group in groups)
+    """Whether to show a curve per group instead of one per run: there are several groups, and some have an
+    interval."""
+    return len(groups) > 1 and any(group.has_interval for group in groups)
 
 
 def group_curve(group: Group, y: str, x: str = "round") -> pl.DataFrame:
-    """The mean of a metric over the samples of a group, each the mean over its nodes, against an axis. Columns: the axis,
-    ``mean``, ``half`` (half the width of its 95 % confidence interval; null for one run) and ``count`` (runs).
+    """The mean of a metric over the samples of a group, each the mean over its nodes, against an axis; empty if a sample
+    diverged. Columns: the axis, ``mean``, ``half`` (half the width of its 95 % confidence interval; null for less than
+    three runs) and ``count`` (runs).
 
     Over rounds: at the points that are complete in all samples, which are the same round, the same instant of the time grid,
     or the end. Over time and bytes: at instants of the runs' steps, from where all runs have begun until the first one
     ends; each run has its value at that instant."""
+    samples = () if group.diverged else group.samples
     if x != "round":
-        return _over(group, y, x)
-    tables = [(run, complete_curve(run, y)) for run in group.samples if y in run.curves["metric"]]
+        return _over(samples, y, x)
+    tables = [(run, complete_curve(run, y)) for run in samples if y in run.curves["metric"]]
     rows = pl.concat(
         [
-            group.samples[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
+            group.runs[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
             *(table.with_columns(on_grid=pl.lit(run.every_s is not None)) for run, table in tables),
         ],
         how="vertical_relaxed",
@@ -116,8 +168,8 @@ def group_curve(group: Group, y: str, x: str = "round") -> pl.DataFrame:
     )
 
 
-def _over(group: Group, y: str, x: str) -> pl.DataFrame:
-    found = [steps.table.filter(pl.col("count") > 0) for run in group.samples if (steps := run.steps(y))]
+def _over(samples: Sequence[Run], y: str, x: str) -> pl.DataFrame:
+    found = [steps.table.filter(pl.col("count") > 0) for run in samples if (steps := run.steps(y))]
     tables = [table for table in found if table[x].count()]
     if not tables:
         return pl.DataFrame(schema={x: pl.Float64, "mean": pl.Float64, "half": pl.Float64, "count": pl.Int64})
@@ -140,8 +192,8 @@ def _over(group: Group, y: str, x: str) -> pl.DataFrame:
 
 
 def _half(values: pl.Expr, count: int) -> pl.Expr:
-    """Half the width of the 95 % confidence interval of a mean over some runs; null for one."""
-    if count < 2:
+    """Half the width of the 95 % confidence interval of a mean over some runs; null below :data:`FEWEST`."""
+    if count < FEWEST:
         return pl.lit(None, dtype=pl.Float64)
     return values.std() * (student_t(count - 1) / math.sqrt(count))
 
@@ -158,10 +210,12 @@ def _key(value: Any) -> str:
 
 
 class Baseline(NamedTuple):
-    """The group with which each group is compared, by label. Groups without a baseline are left out."""
+    """The group with which each group is compared, by label. Groups without a baseline are left out. ``key``
+    is the part of the name that groups do not share with their baselines, or None for one baseline of all."""
 
     title: str
     groups: Mapping[str, Group]
+    key: str | None = None
 
 
 def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
@@ -183,7 +237,9 @@ def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
         if len(bases) == len(matches):
             others = [other for other in differing([g.labels for g in groups if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(title, {label: bases[point] for label, point in points.items() if point in bases})
+            return Baseline(
+                title, {label: bases[point] for label, point in points.items() if point in bases}, key
+            )
     known = list(dict.fromkeys([*(group.label for group in groups), *parts]))
     raise BadInput(
         f"--baseline {name}: {f'{len(matches)} groups are' if matches else 'no group is'} called that"

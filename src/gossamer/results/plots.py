@@ -16,8 +16,8 @@ from gossamer.config import Timeline
 from gossamer.errors import BadInput
 from gossamer.randomness import torch_seed
 from gossamer.results.folder import write_text, writing
-from gossamer.results.formatting import is_share, metric_title
-from gossamer.results.groups import Group, group_curve, labels, shows_groups
+from gossamer.results.formatting import is_share, metric_title, some
+from gossamer.results.groups import Group, group_curve, labels, member_label, shows_groups
 from gossamer.results.run import Run
 from gossamer.results.steps import check_timed
 from gossamer.results.tidy import (
@@ -111,16 +111,22 @@ def positions(
 def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
     """A metric against one of the axes, as a ``matplotlib.figure.Figure``: for each run, the mean over the
     nodes with a band of one standard deviation, or for each group, the mean over its runs with a band of its
-    95 % confidence interval. Over rounds, a curve joins evaluation points; over time and bytes it is a step function.
-    BadInput for a metric that no run has recorded, or that has no place on the axis."""
+    95 % confidence interval; a group without an interval has a line for each run. Over rounds, a curve joins evaluation
+    points; over time and bytes it is a step function. BadInput for a metric that no run has recorded, or that has no
+    place on the axis."""
     check_recorded("metric", y, runs)
     if groups is None:
         bands, names = [_band(run, y, x) for run in runs], labels(runs)
     else:
         _check_axis(runs, y, x)
-        curves = [group_curve(group, y, x) for group in groups]
-        bands = [curve.with_columns(spread=pl.col("half").fill_null(0.0)) for curve in curves]
-        names = [group.label for group in groups]
+        bands, names = [], []
+        for group in groups:
+            if group.has_interval:
+                bands.append(group_curve(group, y, x).with_columns(spread="half"))
+                names.append(group.label)
+                continue
+            bands += [_band(run, y, x).with_columns(spread=pl.lit(0.0)) for run in group.samples]
+            names += [member_label(group, run) for run in group.samples]
     figure, axes = _figure(6.4, 4.0)
     for label, band in zip(names, bands, strict=True):
         _draw_curve(axes, band, x, label)
@@ -226,8 +232,8 @@ def write_figures(
     recorded, and ``captions.md``. Returns the paths of the figures. Lines are also dashed, for printing in
     black and white.
 
-    If there are several groups with several seeds, each group has a curve with the band of its confidence
-    interval; otherwise each run has a curve. ``width`` is in inches. BadInput for an unknown metric, axis or
+    If there are several groups, of which some have three seeds, each of these has a curve with the band of
+    its confidence interval; otherwise each run has a curve. ``width`` is in inches. BadInput for an unknown metric, axis or
     format, a file that can't be written, or a missing matplotlib."""
     for metric in metrics:
         check_recorded("--metrics", metric, runs)
@@ -272,10 +278,25 @@ def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, a
         else " of their newest models"
     )
     if groups is None:
-        return f"{text} Lines: mean over the nodes{newest} of a run. Bands: ± one standard deviation over the nodes."
-    counts = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups)
-    lines = f"Lines: mean over runs, each the mean over its nodes{newest} ({counts})."
-    return f"{text} {lines} Bands: 95 % confidence interval over the runs (Student's t)."
+        lines = (
+            f"Lines: mean over the nodes{newest} of a run. Bands: ± one standard deviation over the nodes."
+        )
+        open_ends = [label for label, run in zip(labels(runs), runs, strict=True) if run.status != "done"]
+        return " ".join([text, lines, *([f"Not done: {some(open_ends)}."] if open_ends else [])])
+    means = "; ".join(f"{group.label}: {len(group.samples)} runs" for group in groups if group.has_interval)
+    lines = f"Lines: mean over runs, each the mean over its nodes{newest} ({means})."
+    lines += " Bands: 95 % confidence interval over the runs (Student's t)."
+    single = [_counts(group) for group in groups if not group.has_interval]
+    if single:
+        lines += f" Lines without a band: single runs ({'; '.join(single)})."
+    left_out = [member_label(group, run) for group in groups for run in group.left_out]
+    return " ".join([text, lines, *([f"Not shown: {some(left_out)}."] if left_out else [])])
+
+
+def _counts(group: Group) -> str:
+    """The runs of a group without an interval."""
+    diverged = f", {len(group.diverged)} diverged" if group.diverged else ""
+    return f"{group.label}: {len(group.samples)} of {group.size}{diverged}"
 
 
 # --- timelines

@@ -26,14 +26,14 @@ from gossamer.results.formatting import (
     fates_text,
     flat,
     is_share,
+    itemized,
     metric_title,
-    nodes_text,
     point_text,
     rounds_text,
     seconds_text,
     value_text,
 )
-from gossamer.results.groups import Group, group_curve, labels, shows_groups
+from gossamer.results.groups import Group, ended, group_curve, labels, shows_groups
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
 from gossamer.results.run import Run
@@ -86,7 +86,7 @@ def render(
     mains = [main for main in dict.fromkeys(map(tidy.main_metric, runs)) if main is not None]
     numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
     return pages.get_template("report.html").render(
-        title=" · ".join(dict.fromkeys(map(_title, runs))),
+        title=" · ".join(dict.fromkeys(map(_title, runs))) + (ended(runs[0]) if len(runs) == 1 else ""),
         numerics=None if numerics is None else summary_of_numerics(numerics),
         shared=_shared(runs),
         runs=[
@@ -116,10 +116,12 @@ def embed(value: Any) -> str:
 
 
 def write_comparison(compared: Comparison, page: Path) -> Path:
-    """Write the rows of a comparison as a CSV file next to a page. Returns its path."""
+    """Write the rows of a comparison as a CSV file next to a page; the numbers of single units are separated
+    by spaces. Returns its path."""
     path = page.with_name(f"{page.stem}-comparison.csv")
+    lists = pl.col(pl.List(pl.Float64)).list.eval(pl.element().cast(pl.String)).list.join(" ")
     with writing(str(path)):
-        compared.rows.write_csv(path)
+        compared.rows.with_columns(lists).write_csv(path)
     return path
 
 
@@ -135,7 +137,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
     """The fields of experiments that differ between groups; None for a single group."""
-    settings = [flat(group.runs[0].experiment) for group in groups]
+    settings = [itemized(flat(group.runs[0].experiment)) for group in groups]
     keys = [key for key in differing(settings) if key not in ("name", "seed")]
     rows = [[key, *(str(entry.get(key, NOTHING)) for entry in settings)] for key in keys]
     return {"labels": [group.label for group in groups], "rows": rows} if rows else None
@@ -148,11 +150,9 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
         value = final.metrics.get(main)
         last, best = (NOTHING, ""), (NOTHING, "")
         if value is not None:
-            nodes = nodes_text(value.count, value.nodes)
-            texts = [f"std {value_text(main, value.std)} over {nodes}"] if value.nodes > 1 else []
-            if value.round_least < value.round_most or value.round_most < (final.rounds or 0):
-                texts.append(rounds_text(value.round_least, value.round_most))
-            last = value_text(main, value.mean), ", ".join(texts)
+            spread = f"std {value_text(main, value.std)}" if value.count > 1 else ""
+            texts = [" ".join(filter(None, (spread, value.over))), value.before(final.rounds)]
+            last = value_text(main, value.mean), ", ".join(filter(None, texts))
         if value is not None and value.best is not None:
             best = value_text(main, value.best.mean), _best_text(main, value.best)
         figures |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
@@ -212,7 +212,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
-    shown_groups = groups if any(len(group.samples) > 1 for group in groups) else ()
+    shown_groups = groups if any(group.has_interval for group in groups) else ()
     return {
         "virtual": all(run.virtual for run in runs),
         "axis": tidy.default_axis(runs),
@@ -237,15 +237,18 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
             for run, label in zip(runs, labels(runs), strict=True)
         ],
         "groups": [
-            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group)}
+            {"label": group.label, "colour": index % len(PALETTE), **_group_data(group, runs)}
             for index, group in enumerate(shown_groups)
         ],
         "together": together,
     }
 
 
-def _group_data(group: Group) -> dict[str, Any]:
-    """Each metric's curve over the samples of a group, by axis; ``half`` is half the width of the confidence interval."""
+def _group_data(group: Group, runs: Sequence[Run]) -> dict[str, Any]:
+    """Each metric's curve over the samples of a group, by axis; ``half`` is half the width of the confidence interval.
+    A group without intervals has the numbers of the runs that are shown in its place."""
+    if not group.has_interval:
+        return {"metrics": {}, "members": [runs.index(run) for run in group.samples]}
     metrics: dict[str, Any] = {}
     for name in tidy.all_metrics(group.runs):
         metrics[name] = {}
@@ -254,7 +257,7 @@ def _group_data(group: Group) -> dict[str, Any]:
             if table.height:
                 series = {key: _numbers(table[key]) for key in ("mean", "half", "count")}
                 metrics[name][axis] = {"x": _numbers(table[axis]), **series}
-    return {"runs": len(group.samples), "metrics": metrics}
+    return {"metrics": metrics, "members": []}
 
 
 def _run_data(run: Run, max_values: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,7 +24,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
 from gossamer.results import recorder
 from gossamer.results.folder import read_environment, read_status
-from gossamer.results.formatting import at_least, bytes_text, nodes_text, numerals, rounds_text
+from gossamer.results.formatting import at_least, bytes_text, numerals
 from gossamer.results.schema import RecordedExperiment, SweepRecord
 
 if TYPE_CHECKING:
@@ -34,6 +35,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SHOWN = {
+    "mixed": "of the results of the last mixing, and not of the models at the ends of rounds",
+    "instant": "of the models at the instants of evaluation, also in the middle of rounds",
+}
+"""What the rows show, unless they show the models at the ends of rounds (``evaluation.of``)."""
 _PRESENCE_EVENTS = ("lost", "left", "leave", "joined", "returned", "found")
 _MAX_LISTED = 20
 
@@ -45,11 +51,13 @@ class Run:
     Args:
         path: the folder ``<out>/<name>/<id>``.
         cell, labels: the name of its cell and the parts of the name, if it was read as part of a sweep.
+        planned: the number of runs that the sweep plans for the cell.
     """
 
     path: Path
     cell: str | None = None
     labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    planned: int = field(default=0, compare=False)
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
@@ -150,11 +158,11 @@ class Run:
             ax: the axes to draw into, such as those returned by the plot of another run; None creates a new
                 pyplot figure.
             x: "round", "time_s", "wall_s" or "bytes".
-            label: the line's name in the legend; None is the experiment's name.
+            label: the line's name in the legend; None is the run's title.
         """
         from gossamer.results.plots import plot_run
 
-        axes: Axes = plot_run(self, metric, ax, x, label or self.name)
+        axes: Axes = plot_run(self, metric, ax, x, label or self.title)
         return axes
 
     @property
@@ -171,10 +179,9 @@ class Run:
         for name, final in result.metrics.items():
             if name not in ASYNCHRONY:
                 mean, std = numerals(final.mean, final.std)
-                texts = [f"std {std} over {nodes_text(final.count, final.nodes)}"] if final.nodes > 1 else []
-                if final.round_least < final.round_most or final.round_most < (result.rounds or 0):
-                    texts.append(rounds_text(final.round_least, final.round_most))
-                lines[name.replace("_", " ")] = ", ".join([mean, *texts])
+                spread = f"std {std}" if final.count > 1 else ""
+                texts = [mean, " ".join(filter(None, (spread, final.over))), final.before(result.rounds)]
+                lines[name.replace("_", " ")] = ", ".join(filter(None, texts))
         on_record, rounds = rounds_on_record(self)
         if self.every_s is not None and on_record < rounds:
             lines["evaluated"] = f"{on_record:,} of {rounds:,} rounds on record"
@@ -199,7 +206,7 @@ class Run:
             f"<tr><td {left}>{escape(name)}</td><td {left}>{escape(text)}</td></tr>"
             for name, text in self.summary.items()
         )
-        table = f"<b>{escape(self.name)}</b>: {self.nodes} nodes<table>{rows}</table>"
+        table = f"<b>{escape(self.title)}</b>: {self.nodes} nodes<table>{rows}</table>"
         if (metric := main_metric(self)) is None:
             return table
         try:
@@ -230,6 +237,16 @@ class Run:
         if not mixing["uses_topology"]:
             return f"{algorithm} does not use the topology {topology}; it mixes along: {mixing['graph']}"
         return f"graph: {mixing['graph']} · weights: {mixing['weights']}"
+
+    @property
+    def evaluation_samples(self) -> dict[str, str]:
+        """Evaluation set -> the number of samples on which models were evaluated, such as "1,000 of 10,000
+        samples"; empty if it was not recorded."""
+        recorded = self.setup.get("evaluation_samples", {})
+        return {
+            name: f"{used:,} samples" if used == size else f"{used:,} of {size:,} samples"
+            for name, (used, size) in recorded.items()
+        }
 
     @property
     def status(self) -> str:
@@ -289,6 +306,11 @@ class Run:
     def name(self) -> str:
         """The experiment's name."""
         return str(self.experiment.get("name") or self.path.parent.name)
+
+    @property
+    def title(self) -> str:
+        """The experiment's name, with the status of a run that is not done."""
+        return self.name if self.status == "done" else f"{self.name} ({self.status})"
 
     @property
     def virtual(self) -> bool:
@@ -362,15 +384,23 @@ def load_run(path: str | Path) -> Run:
     raise BadInput(f"{path}: {problem}; accepted: a run's folder <out>/<name>/<id>, or a folder of runs")
 
 
-def load_runs(path: str | Path) -> list[Run]:
+def load_runs(path: str | Path, *, unfinished: bool = False) -> list[Run]:
     """Read every run in a folder, which may be that of a run, of a sweep (only its finished runs are read),
-    or of runs and sweeps. Runs of a name are sorted by their start. BadInput for a path without a run."""
+    or of runs and sweeps. Runs of a name are sorted by their start.
+
+    Args:
+        path: the folder.
+        unfinished: whether to read also the runs of a sweep that diverged, failed, were stopped or killed.
+
+    Raises:
+        BadInput: for a path without a run."""
     path = Path(path)
     if (path / "sweep.json").is_file():
-        return _swept(path)
+        return _swept(path, unfinished=unfinished)
     sweeps = sorted(file.parent for file in path.glob("*/sweep.json"))
     runs = [Run(folder) for folder in sorted(_folders(path)) if not {*folder.parents} & {*sweeps}]
-    return runs + [run for sweep in sweeps for run in _swept(sweep, required=False)] or [load_run(path)]
+    swept = [run for sweep in sweeps for run in _swept(sweep, unfinished=unfinished, required=False)]
+    return runs + swept or [load_run(path)]
 
 
 def _folders(path: Path) -> list[Path]:
@@ -380,16 +410,20 @@ def _folders(path: Path) -> list[Path]:
     return [file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/experiment.yaml")]
 
 
-def _swept(folder: Path, *, required: bool = True) -> list[Run]:
-    """The finished runs of a sweep, from its ``sweep.json``. BadInput if there are none, when ``required``."""
+def _swept(folder: Path, *, unfinished: bool, required: bool = True) -> list[Run]:
+    """The runs of a sweep, from its ``sweep.json``. BadInput if there are none, when ``required``."""
     path = folder / "sweep.json"
     entries = files.read_json(path, SweepRecord, folder, recorder.MAX_FIGURES_BYTES)["runs"]
-    done = [entry for entry in entries if entry["status"] == "done" and entry["folder"]]
-    for entry in done:
-        files.checked(folder / entry["folder"] / "experiment.yaml", root=folder, accepted="a run")
-    runs = [Run(folder / entry["folder"], entry["cell"], dict(entry.get("labels") or {})) for entry in done]
+    done = sum(entry["status"] == "done" for entry in entries)
+    planned = Counter(entry["cell"] for entry in entries)
+    read = [entry for entry in entries if entry["folder"] and (unfinished or entry["status"] == "done")]
+    runs = []
+    for entry in read:
+        run, cell = folder / str(entry["folder"]), entry["cell"]
+        files.checked(run / "experiment.yaml", root=folder, accepted="a run")
+        runs.append(Run(run, cell, dict(entry.get("labels") or {}), planned[cell]))
     if required and not runs:
         raise BadInput(f"{folder}: no run of the sweep is done; accepted: a sweep with runs that are")
-    if len(runs) < len(entries):
-        log.info("%s: %d of %d runs are done; the others are left out", folder, len(runs), len(entries))
+    if done < len(entries) and not unfinished:
+        log.info("%s: %d of %d runs are done; the others are left out", folder, done, len(entries))
     return runs

@@ -59,8 +59,8 @@ class MixingField(TypedDict):
 
 class SetupFile(TypedDict, total=False):
     """``setup.json``, from :meth:`gossamer.node.Setup.description`: ``samples`` is [nodes], ``labels`` is [nodes][classes],
-    ``poisoned`` has the ranks of each poison, and ``graphs`` the edges from a round on. ``mixing`` is null for an
-    algorithm that does not declare it."""
+    ``evaluation_samples`` has the numbers of used and of all samples of each evaluation set, ``poisoned`` the ranks of each
+    poison, and ``graphs`` the edges from a round on. ``mixing`` is null for an algorithm that does not declare it."""
 
     nodes: Nodes
     directed: bool
@@ -68,6 +68,7 @@ class SetupFile(TypedDict, total=False):
     samples: list[Count]
     labels: list[list[Count]] | None
     classes: list[str] | None
+    evaluation_samples: dict[str, Annotated[list[Count], Meta(min_length=2, max_length=2)]]
     poisoned: list[list[Rank]]
     mixing: MixingField | None
     graphs: dict[Count, Edges]

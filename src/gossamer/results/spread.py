@@ -14,7 +14,7 @@ import networkx as nx
 import polars as pl
 
 from gossamer.errors import BadInput
-from gossamer.results.formatting import NOTHING, Table, interval_text, is_share, metric_title
+from gossamer.results.formatting import NOTHING, Table, interval_text, is_share, metric_title, values_text
 from gossamer.results.groups import Group
 from gossamer.results.run import Run
 from gossamer.results.tidy import assigned, check_recorded, confidence, mean_over_rounds
@@ -75,8 +75,8 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
 
 def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     """:func:`by_hops` over the runs of each group: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``,
-    ``area`` (with ``area_half``, half the width of its 95 % confidence interval), ``final`` and ``half_round`` (null unless
-    all have one)."""
+    ``area`` (with ``area_half``, half the width of its 95 % confidence interval, and ``area_values``), ``final`` and ``half_round``
+    (null unless all have one)."""
     check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
     summaries = []
     for group in groups:
@@ -86,7 +86,8 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
                 key = {"group": group.label, "hops": distance, "runs": len(same)}
                 means = {name: same[name].mean() for name in ("nodes", "area", "final")}
                 half_round = None if same["half_round"].has_nulls() else same["half_round"].mean()
-                summaries.append({**key, **means, "area_half": area.half_width, "half_round": half_round})
+                areas = {"area_half": area.half_width, "area_values": same["area"].to_list()}
+                summaries.append({**key, **means, **areas, "half_round": half_round})
     floats = dict.fromkeys(("area_half", "half_round"), pl.Float64)
     return pl.DataFrame(summaries, schema_overrides=floats, infer_schema_length=None)
 
@@ -98,7 +99,10 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
     lines: dict[str, dict[int, str]] = {}
     for row in rows.to_dicts():
         late = "" if row["half_round"] is None else f", {row['half_round']:.4g} rounds"
-        text = interval_text(row["area"], row["area_half"], unit, scale) + late
+        text = interval_text(row["area"], row["area_half"], unit, scale)
+        if row["area_half"] is None and len(row["area_values"]) > 1:
+            text = values_text(row["area_values"], unit, scale)
+        text += late
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
     title = f"mean {metric_title(metric)} over the rounds by distance, and rounds until halfway to the sources' last value"

@@ -24,6 +24,7 @@ from jaxtyping import Real
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.messages.tags import COUNTERS
+from gossamer.results.formatting import beyond_rounding, nodes_text, rounds_text
 from gossamer.results.recorder import METRICS, MOMENTS, TRAFFIC
 from gossamer.results.run import Run
 
@@ -251,8 +252,9 @@ def complete_curve(run: Run, metric: str) -> pl.DataFrame:
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:
     """A table with null instead of NaN and infinities, which JSON can't represent."""
-    floats = pl.col(pl.Float32, pl.Float64)
-    return table.with_columns(pl.when(floats.is_finite()).then(floats))
+    floats, element = pl.col(pl.Float32, pl.Float64), pl.element()
+    lists = pl.col(pl.List(pl.Float64)).list.eval(pl.when(element.is_finite()).then(element))
+    return table.with_columns(pl.when(floats.is_finite()).then(floats), lists)
 
 
 # --- figures at the end
@@ -260,7 +262,8 @@ def finite(table: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Best:
-    """The best mean over the nodes, the range of their rounds then, and of how many evaluations it is the best."""
+    """The best mean over the nodes, the range of their rounds then, and the number of evaluations ``of`` which it is the
+    best. It is chosen on the set on which it is measured, and so exceeds what the same model would have on others."""
 
     mean: float
     round_least: int
@@ -273,22 +276,33 @@ class FinalValue:
     """A metric at the end of a run: the mean over the nodes of their newest rows, which is the last step of
     :meth:`Run.steps`, and the range of rounds of these rows. A run by rounds ends with all nodes in its last round. A metric
     without a place on the time axis has the value of its last complete round. Metrics in :data:`ASYNCHRONY` cover the whole
-    run. The mean is over ``count`` of the ``nodes`` that have had the metric; those that are away at the end do not count.
+    run. The mean is over ``count`` of the experiment's ``nodes`` (None for a metric of the network); those that are away at
+    the end do not count.
 
     ``best`` is the best mean at a complete evaluation point, for metrics of model quality (those of evaluation sets, and the
-    training loss).
-
-    ``area`` is the area under the curve of its mean over rounds, by trapezoids, divided by their number: the mean over the
-    run (the "AUC" of studies of knowledge propagation). None with less than two complete evaluations."""
+    training loss). ``early``: other metrics have a later complete evaluation."""
 
     mean: float
     std: float
     count: int
-    nodes: int
     round_least: int
     round_most: int
     best: Best | None = None
-    area: float | None = None
+    nodes: int | None = None
+    early: bool = False
+
+    @property
+    def over(self) -> str:
+        """The nodes with a value, such as "over 14 of 16 nodes"; empty for the network and for a single node."""
+        if self.nodes is None or self.count == self.nodes == 1:
+            return ""
+        return f"over {nodes_text(self.count, self.nodes)}"
+
+    def before(self, last: int | None) -> str:
+        """The rounds of the value, such as "rounds 3 to 5", unless all of its nodes were in round ``last``."""
+        if self.round_least == self.round_most and self.round_most >= (last or 0):
+            return ""
+        return rounds_text(self.round_least, self.round_most)
 
 
 @dataclass(frozen=True)
@@ -372,9 +386,14 @@ def final(run: Run, name: str) -> FinalValue | None:
         good = table.filter(pl.col("mean").is_finite()).select("mean", "round_least", "round_most")
         good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
         best = None if good.is_empty() else Best(**good.row(0, named=True), of=len(good))
-    nodes = run.metrics.filter(pl.col("node") >= 0, pl.col(name).is_not_null())["node"].n_unique()
-    area = mean_over_rounds(table["round"].to_numpy(), table["mean"].to_numpy())
-    return FinalValue(**last, nodes=nodes or last["count"], best=best, area=area)
+    latest = run.curves.filter("complete")["point"].max()
+    early = bool(table.height) and table["point"][-1] != latest
+    return FinalValue(**last, best=best, nodes=_nodes_of(run, name), early=early)
+
+
+def _nodes_of(run: Run, name: str) -> int | None:
+    """The number of nodes of a run; None for a metric that only the network has."""
+    return run.nodes if run.metrics.filter(pl.col("node") >= 0)[name].count() else None
 
 
 def mean_over_rounds(
@@ -411,11 +430,15 @@ def _over_the_run(run: Run, name: str) -> FinalValue | None:
         mean=pl.col("value").mean(),
         std=pl.col("value").std(ddof=0),
         count=pl.len(),
-        nodes=pl.len(),
         round_least=pl.col("round").min(),
         round_most=pl.col("round").max(),
     )
-    return FinalValue(**summary.row(0, named=True))
+    return FinalValue(**summary.row(0, named=True), nodes=run.nodes)
+
+
+FEWEST = 3
+"""Fewer values have no interval: that of two is 12.7 times as wide as the distance between them, and says less
+than the values themselves."""
 
 
 def _absences(run: Run) -> pl.DataFrame:
@@ -439,7 +462,8 @@ def _absences(run: Run) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and its 95 % confidence interval, ``mean - half_width`` to ``mean + half_width``; None for a single value."""
+    """A mean and its 95 % confidence interval, ``mean - half_width`` to ``mean + half_width``; None for less
+    than :data:`FEWEST` values."""
 
     mean: float
     half_width: float | None
@@ -450,16 +474,16 @@ def confidence(values: Sequence[float]) -> Interval | None:
     """The mean of independent values and its 95 % confidence interval; None without values.
 
     The half-width is t s / sqrt(n): s the standard deviation of the sample (divisor n - 1), t the quantile of
-    Student's distribution with n - 1 degrees of freedom. There is no interval if a value is not finite.
+    Student's distribution with n - 1 degrees of freedom. It is 0 if it is rounding error. There is no interval
+    for less than :data:`FEWEST` values, or if a value is not finite.
     """
     if not len(values):
         return None
     mean, count = statistics.mean(map(float, values)), len(values)  # exact, whatever their size
-    if count < 2 or not math.isfinite(mean):
+    if count < FEWEST or not math.isfinite(mean):
         return Interval(mean, None, count)
-    return Interval(
-        mean, student_t(count - 1) * statistics.stdev(map(float, values)) / math.sqrt(count), count
-    )
+    half = student_t(count - 1) * statistics.stdev(map(float, values)) / math.sqrt(count)
+    return Interval(mean, beyond_rounding(half, mean), count)
 
 
 def student_t(degrees: int, p: float = 0.975) -> float:

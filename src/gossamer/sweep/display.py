@@ -133,8 +133,7 @@ def print_summary(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> Non
     folder."""
     for title, head, rows in cells.tables():
         print_table(head, rows, title=title)
-    if len(sweep.seeds) > 1:
-        print(cells.note)
+    print(*cells.notes, sep="\n")
     for planned, state in outcome.failed:
         print(f"{state.status.upper()}  {planned.title}: {state.cause}")
     if outcome.failed:
@@ -165,5 +164,6 @@ def as_data(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> dict[str,
         "failures": failures,
         "results": table.to_dicts(),
         "comparison": finite(cells.rows).to_dicts(),
+        "notes": cells.notes,
         "summary": {name: summary(table, name).to_dicts() for name in metric_columns(table)},
     }

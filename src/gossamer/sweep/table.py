@@ -100,8 +100,8 @@ def results(sweep: Sweep) -> pl.DataFrame:
 
     Returns:
         The cell's labels; ``seed``, ``status``, ``cause``; each metric as the mean over the nodes at the last
-        complete evaluation (for ages and shares of time, over the whole run), ``best_<metric>`` as the best
-        such mean, and ``area_<metric>`` as the mean over the rounds (:class:`~gossamer.results.tidy.FinalValue`);
+        complete evaluation (for ages and shares of time, over the whole run), and ``best_<metric>`` as the best
+        such mean of ``evaluations_<metric>`` complete evaluations, on the set on which it is measured;
         ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all
         nodes; ``run``, the run's folder within the sweep's. Values that are not recorded are null.
     """
@@ -116,7 +116,9 @@ def results(sweep: Sweep) -> pl.DataFrame:
     ends = [(by_run[planned.run].status, by_run[planned.run].cause) for planned in sweep.planned]
     rows = [(planned.experiment.seed, *end) for planned, end in zip(sweep.planned, ends, strict=True)]
     table = pl.DataFrame(columns).hstack(pl.DataFrame(rows, schema=_STATE, orient="row"))
-    for name, kind in {**dict.fromkeys(metrics, pl.Float64), **_FIGURES}.items():
+    counts = {name for final in finals.values() for name, value in final.items() if isinstance(value, int)}
+    kinds = {name: pl.Int64 if name in counts else pl.Float64 for name in metrics}
+    for name, kind in {**kinds, **_FIGURES}.items():
         values = [finals[planned.run].get(name) for planned in sweep.planned]
         table = table.with_columns(pl.Series(name, values, dtype=kind))
     folders = [_within(sweep, by_run[planned.run]) for planned in sweep.planned]
@@ -133,8 +135,9 @@ def _final(state: State) -> dict[str, Any]:
     if final is None:
         return {}
     figures: dict[str, Any] = {name: value.mean for name, value in final.metrics.items()}
-    figures |= {f"best_{name}": value.best.mean for name, value in final.metrics.items() if value.best}
-    figures |= {f"area_{name}": value.area for name, value in final.metrics.items() if value.area is not None}
+    for name, value in final.metrics.items():
+        if value.best:
+            figures |= {f"best_{name}": value.best.mean, f"evaluations_{name}": value.best.of}
     counts = {f"messages_{outcome}": count for outcome, count in final.messages.items()}
     return figures | {name: value for name, value in (vars(final) | counts).items() if name in _FIGURES}
 
@@ -145,16 +148,20 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
 
     Returns:
         A row per cell, in the table's order: its labels, ``runs`` (the number that have the metric),
-        ``mean``, and ``low`` and ``high``, the ends of the 95 % confidence interval by Student's t (null for
-        fewer than two runs).
+        ``mean`` (null if a run of the cell diverged), and ``low`` and ``high``, the ends of the 95 % confidence
+        interval by Student's t (null for fewer than three runs).
     """
     labels = table.columns[: table.columns.index("seed")]
     accepted = [name for name in table.columns if name not in {*labels, *_STATE, "run"}]
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
     values = pl.col(metric).cast(pl.Float64).filter(status="done").drop_nulls()
-    cells = table.group_by(labels, maintain_order=True).agg(values)
-    intervals = [confidence(numbers) for numbers in cells[metric].to_list()]
+    diverged = (pl.col("status") == "diverged").sum().cast(pl.Int64).alias("diverged")
+    cells = table.group_by(labels, maintain_order=True).agg(values, diverged)
+    intervals = [
+        None if failed else confidence(numbers)
+        for numbers, failed in zip(cells[metric].to_list(), cells["diverged"], strict=True)
+    ]
     ends = [
         (None, None)
         if interval is None or interval.half_width is None
@@ -162,21 +169,21 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
         for interval in intervals
     ]
     figures = {
-        "runs": [interval.count if interval else 0 for interval in intervals],
+        "runs": cells[metric].list.len().cast(pl.Int64),
         "mean": [interval and interval.mean for interval in intervals],
         "low": [low for low, _ in ends],
         "high": [high for _, high in ends],
     }
     kinds = {"runs": pl.Int64, **dict.fromkeys(("mean", "low", "high"), pl.Float64)}
-    return cells.drop(metric).hstack(pl.DataFrame(figures, schema=kinds))
+    return cells.drop(metric, "diverged").hstack(pl.DataFrame(figures, schema=kinds))
 
 
 def groups_of(sweep: Sweep) -> list[Group]:
-    """The cells as groups of their finished runs. Unreadable runs do not count."""
+    """The cells as groups of their runs. Unreadable runs do not count."""
     by_run, runs = states(sweep), dict[str, list[Run]]()
     for planned in sweep.planned:
         state, members = by_run[planned.run], runs.setdefault(planned.cell.name, [])
-        if state.status == "done" and state.folder is not None:
+        if state.folder is not None:
             run = Run(state.folder, planned.cell.name, planned.cell.labels)
             try:
                 run.curves  # noqa: B018  # reads the curves
@@ -190,21 +197,21 @@ def groups_of(sweep: Sweep) -> list[Group]:
     ]
 
 
-def compared(sweep: Sweep, baseline: str | None = None) -> comparison.Comparison:
-    """Compare the cells by their final metrics, time and traffic, in pairs of equal seeds with a baseline:
-    the name of a cell, or a part of the name that several cells share. None is the first entry of ``cells``,
-    or the first value of an axis."""
+def compared(sweep: Sweep, baseline: str | None = None, unit: str = "seed") -> comparison.Comparison:
+    """Compare the cells by their final metrics, time and traffic, in pairs with a baseline: the name of a
+    cell, or a part of the name that several cells share. None is the first entry of ``cells``, or the first
+    value of an axis. ``unit`` is as in :func:`~gossamer.results.comparison.compare`."""
     groups = groups_of(sweep)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
-    runs = [run for group in groups for run in group.runs]
-    return comparison.compare(groups, comparison.measures(runs), against)
+    runs = [run for group in groups for run in group.samples]
+    return comparison.compare(groups, comparison.measures(runs), against, unit=unit)
 
 
 def metric_columns(table: pl.DataFrame) -> list[str]:
     """The columns of final metrics."""
     others = {*table.columns[: table.columns.index("seed")], *_STATE, *_FIGURES, "run"}
     names = [name for name in table.columns if name not in others]
-    derived = {f"{prefix}_{name}" for prefix in ("best", "area") for name in names}
+    derived = {f"{prefix}_{name}" for prefix in ("best", "evaluations") for name in names}
     return [name for name in names if name not in derived]
 
 

@@ -212,23 +212,27 @@
     };
   }
 
-  /** The same for a group of runs: confidence interval and mean. */
+  /** The same for a group of runs: confidence interval and mean, or the mean of each run. */
   function groupCurves(group, metric, log) {
+    if (group.members.length) {
+      return group.members.map((run) => curves(data.runs[run], metric, log)).filter(Boolean)
+        .map((curve) => ({ ...curve, bands: [], nodes: [], average: [] }));
+    }
     const series = group.metrics[metric.name] && group.metrics[metric.name][state.x];
     const xs = series && series.x;
-    if (!xs) return null;
+    if (!xs) return [];
     const at = kept(xs, series, log);
     const half = at.map((i) => series.half[i] || 0);
     const y = at.map((i) => series.mean[i]);
-    return {
+    return [{
       item: group, x: at.map((i) => xs[i]), y, nodes: [], average: [],
-      bands: state.band && group.runs > 1 ? [[y.map((v, k) => v - half[k]), y.map((v, k) => v + half[k])]] : [],
+      bands: state.band ? [[y.map((v, k) => v - half[k]), y.map((v, k) => v + half[k])]] : [],
       text: at.map((i, k) => {
         const spread = series.half[i] === null ? "" : ` ± ${format(metric, half[k])}`;
         return `<b>${safe(group.label)}</b><br>${format(metric, y[k])}${spread} over ${series.count[i]} ` +
-          `run${series.count[i] > 1 ? "s" : ""}<br>${axisText(state.x, xs[i])}`;
+          `runs<br>${axisText(state.x, xs[i])}`;
       }),
-    };
+    }];
   }
 
   function nodeLines(run, metric) {
@@ -248,7 +252,7 @@
   function drawCurves() {
     const title = data.axes.find((axis) => axis.name === state.x).title;
     const shown = legendItems().filter((_, index) => !state.hidden.has(index));
-    const all = data.metrics.map((metric) => shown.map((item) =>
+    const all = data.metrics.map((metric) => shown.flatMap((item) =>
       (state.together ? groupCurves : curves)(item, metric, state.log && metric.low)).filter(Boolean));
     // From 0 to a little beyond the last point, so that lines end before the edge.
     const last = maximum(all.flat().flatMap((curve) => [...curve.x, ...curve.nodes.flat().map(([x]) => x)]));
