@@ -75,8 +75,8 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
 
 def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     """:func:`by_hops` over the runs of each group: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``,
-    ``area`` (with ``area_half``, half the width of its 95 % confidence interval, and ``area_values``), ``final`` and ``half_round``
-    (null unless all have one)."""
+    ``area`` (with ``area_half``, half the width of its 95 % confidence interval, and ``area_values``), ``final`` and
+    ``half_round`` (null unless all have one)."""
     check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
     summaries = []
     for group in groups:
