@@ -699,7 +699,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
     if coarser:
         yield f"The time grid is coarser than the rounds. {'; '.join(coarser)}."
     timed = any(measure.resolution is not _exact and "bytes" in measure.name for measure in measures)
-    if timed and any("network_bytes" not in run.metrics.columns for g in groups for run in g.samples):
+    if timed and not all(run.metrics["network_bytes"].count() for group in groups for run in group.samples):
         yield "Bytes of runs of older versions are those that their rows tell of: at least so many were sent."
     yield from evaluation_texts(groups, [measure.name for measure in measures])
     for group in groups:

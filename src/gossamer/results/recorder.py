@@ -60,7 +60,7 @@ METRICS: dict[str, Any] = {
 
 _SHARES = ("idle_share", "uplink_share", "downlink_share")
 TRAFFIC: dict[str, Any] = {
-    **dict.fromkeys((*COUNTERS, "network_bytes"), pl.Int64),
+    **dict.fromkeys(COUNTERS, pl.Int64),
     **dict.fromkeys(("staleness_s", "staleness_max_s", *_SHARES, "consensus_distance"), pl.Float64),
 }
 
