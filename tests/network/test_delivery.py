@@ -33,7 +33,25 @@ def test_share_of_lost_messages_matches_the_loss() -> None:
     assert drawn.count(None) == pytest.approx(600, abs=5 * np.sqrt(3000 * 0.2 * 0.8))
 
 
-def test_jitter_is_normal_and_truncated_at_zero() -> None:
+@pytest.mark.parametrize(
+    ("latency_s", "jitter_s", "every_s", "mean_ms"),
+    [(0.02, 0.05, 1.0, 31.5), (0.5, 0.05, 1.0, 500), (0.5, 0.05, 0.01, 545)],
+)
+def test_jitter_makes_the_mean_latency_larger(
+    latency_s: float, jitter_s: float, every_s: float, mean_ms: float
+) -> None:
+    """The table of docs/networks.md. The first mean is that of max(X, 0) for a normal X, mu Phi(mu / sigma) + sigma phi(mu /
+    sigma); the last one that of 400,000 NumPy draws, each with at least the arrival of the one before it."""
+    count = 3000
+    sent = every_s * np.arange(count)
+    drawn = [delivery(Path((), latency_s, jitter_s), 1, 0, 1, k) for k in range(count)]
+    mean_s = (np.maximum.accumulate(sent + np.array(drawn, dtype=float)) - sent).mean()
+    # Neighbouring delays in a queue are alike: about as many independent ones as there are waits of 50 ms.
+    independent = count * min(every_s / jitter_s, 1)
+    assert 1000 * mean_s == pytest.approx(mean_ms, abs=1000 * 4 * jitter_s / np.sqrt(independent))
+
+
+def test_jitter_is_normal_and_clamped_at_zero() -> None:
     wide = np.array([delivery(Path((), 1.0, jitter_s=0.1), 1, 0, 1, k) for k in range(2000)])
     assert wide.mean() == pytest.approx(1.0, abs=5 * 0.1 / np.sqrt(2000))
     assert wide.std() == pytest.approx(0.1, rel=0.1)

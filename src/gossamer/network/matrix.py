@@ -65,7 +65,7 @@ class Matrix(Network):
     latency_s: NonNegativeFloat = 0.0  # one-way delay between sites, instead of a file
     within_latency_s: NonNegativeFloat = 0.0  # delay within a site
     within_bandwidth_mbps: PositiveFloat | None = None  # bandwidth within a site; null is unlimited
-    jitter_s: NonNegativeFloat = 0.0  # standard deviation of every delay, seconds
+    jitter_s: NonNegativeFloat = 0.0  # standard deviation of every delay as drawn, seconds
     loss: float = Field(default=0.0, ge=0, lt=1)  # probability that a message is lost
     # "round-robin": node k is at site k modulo the number of sites. "blocks": the first nodes are at the
     # first site, and so on.

@@ -32,13 +32,14 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 class Path:
     """The path of a message from one node to another.
 
-    The latency of each message is drawn from a normal distribution truncated at 0. Messages between the same
-    pair of nodes do not overtake each other. A lost message still takes its time on the sender's uplink."""
+    The latency of each message is drawn from a normal distribution; a negative one counts as 0. Messages between the same
+    pair of nodes do not overtake each other. Both make the mean latency larger than ``latency_s``, if there is jitter. A
+    lost message still takes its time on the sender's uplink."""
 
     # The links on the path, in order: the sender's uplink first, the receiver's downlink last.
     links: tuple[int, ...]
     latency_s: float = 0.0  # from the departure of the first bit to its arrival
-    jitter_s: float = 0.0  # standard deviation of the latency
+    jitter_s: float = 0.0  # standard deviation of the latency, as drawn
     loss: float = 0.0  # probability that a message is lost
     rate: float = math.inf  # maximum rate of a transfer on this path, bytes per second
 
@@ -167,10 +168,13 @@ class Access(Conditions):
 
 @register("network", "uniform")
 class UniformNetwork(Network):
-    """The same latency between all pairs, the same bandwidth at all nodes."""
+    """The same latency between all pairs, the same bandwidth at all nodes.
+
+    With jitter, the mean delay is larger than ``latency_s``: a negative delay counts as 0, and no message overtakes an
+    earlier one of its pair (docs/networks.md has an example)."""
 
     latency_s: NonNegativeFloat = 0.0  # one-way delay of every pair, seconds
-    jitter_s: NonNegativeFloat = 0.0  # standard deviation of the delay, seconds
+    jitter_s: NonNegativeFloat = 0.0  # standard deviation of the delay as drawn, seconds
     loss: Probability = 0.0  # probability that a message is lost
     # Uplink and downlink of every node, 10^6 bits per second; null is unlimited.
     bandwidth_mbps: PositiveFloat | None = None
@@ -214,14 +218,14 @@ class StarNetwork(Network):
     per node.
 
     A message crosses two links. Their latencies and the variances of their jitter add up, and each may lose
-    the message."""
+    the message. With jitter, the mean delay is larger than the latency, as with ``uniform``."""
 
     # Towards the centre, 10^6 bits per second; null is unlimited.
     uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
     # From the centre; null is unlimited.
     downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
     latency_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0  # delay of a link, seconds
-    # Standard deviation of the delay, seconds.
+    # Standard deviation of the delay as drawn, seconds.
     jitter_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
     loss: Probability | tuple[Probability, ...] = 0.0  # probability that a link loses a message
 

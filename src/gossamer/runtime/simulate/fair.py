@@ -185,7 +185,7 @@ class FairLinks(Links):
         self._by_rtt = self._network.sharing == "rtt-fair"
         self._in_turn = self._network.sharing == "in-turn"
         self._connections: list[dict[int, _Connection]] = [{} for _ in range(self._nodes)]
-        self._shares: MaxMin[_Connection] = MaxMin(self._rates)
+        self._shares: MaxMin[_Connection] = MaxMin(self.rates)
         self._due: list[tuple[int, int, int]] = []  # a heap: due_ns, source and key of connections
         self._due_at_most = MANY_DUE
         self._next: ClockEvent | None = None
@@ -329,7 +329,7 @@ class FairLinks(Links):
             transfer.lost = transfer.lost or path is None
             connection.advance(now)
             self._route(connection, path, transfer.lost)
-        self._shares.change(self._rates)
+        self._shares.change(self.rates)
         self._update_at(now)
 
     def _all(self) -> Iterator[_Connection]:

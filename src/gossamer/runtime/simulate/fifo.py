@@ -108,11 +108,11 @@ class FifoLinks(Links):
             transfer.accept_at(transfer.end_ns)
 
     def _rate_of(self, transfer: _FifoTransfer, path: Path | None) -> float:
-        rate = self._rates[transfer.message.source]
+        rate = self.rates[transfer.message.source]
         if path is not None and not transfer.lost:
             rate = min(rate, path.rate)
             for link in path.links[1:-1]:
-                rate = min(rate, self._rates[link])
+                rate = min(rate, self.rates[link])
         return rate
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
@@ -130,7 +130,7 @@ class FifoLinks(Links):
 
     def _take(self, rank: int, position: int = 0) -> None:
         """Plan when a downlink takes its messages, from a position in its queue on."""
-        downlink, rate = self._downlinks[rank], self._rates[self._nodes + rank]
+        downlink, rate = self._downlinks[rank], self.rates[self._nodes + rank]
         free_ns = downlink[position - 1].last_bit_ns if position else downlink[0].begin_ns
         for transfer in islice(downlink, position, None):
             latency_ns = transfer.latency_ns
@@ -180,7 +180,7 @@ class FifoLinks(Links):
         now = self.clock.now_ns
         for rank, downlink in enumerate(self._downlinks):
             rate = before[self._nodes + rank]
-            if rate != self._rates[self._nodes + rank] and downlink and (first := downlink[0]).begin_ns < now:
+            if rate != self.rates[self._nodes + rank] and downlink and (first := downlink[0]).begin_ns < now:
                 at_most = rate * ((now - first.begin_ns) / NS)
                 arrived = first.exactly_gone_by(now - first.latency_ns)
                 first.taken = min(first.taken + at_most, arrived)

@@ -132,7 +132,8 @@ class Links(ABC):
 
     Attributes:
         flights: tracks the messages in flight, if the run makes checkpoints.
-        only_latency_ns: the common latency of all pairs, if nothing else delays messages; otherwise None."""
+        only_latency_ns: the common latency of all pairs, if nothing else delays messages; otherwise None.
+        rates: of all links now, bytes per second."""
 
     def __init__(
         self,
@@ -162,7 +163,7 @@ class Links(ABC):
         self._changes = network.changes(nodes, seed)
         while (change := next(self._changes, None)) is not None and change[0] <= 0:
             self._conditions = change[1]
-        self._rates: list[float] = self._conditions.rates.tolist()
+        self.rates: list[float] = self._conditions.rates.tolist()
         self._latency_varies = change is not None
         self.only_latency_ns: int | None = None
         if change is None and bool(np.isinf(self._conditions.rates).all()):
@@ -402,7 +403,7 @@ class Links(ABC):
     def _change(self, conditions: Conditions) -> None:
         for rank in range(self._nodes):
             self._include(rank, self.traffic(rank))
-        before, self._conditions, self._rates = self._rates, conditions, conditions.rates.tolist()
+        before, self._conditions, self.rates = self.rates, conditions, conditions.rates.tolist()
         self._changed(before)
         self._expect(next(self._changes, None))
 
@@ -433,7 +434,7 @@ class Links(ABC):
     def _include(self, rank: int, traffic: Traffic) -> None:
         """Add a node's bytes since the last call to the use of its links, at current rates."""
         for link, nbytes in ((rank, traffic.bytes_sent), (self._nodes + rank, traffic.bytes_received)):
-            if (rate := self._rates[link]) > 0:
+            if (rate := self.rates[link]) > 0:
                 self._busy_s[link] += (nbytes - self._included[link]) / rate
                 self._included[link] = nbytes
 
@@ -442,7 +443,7 @@ class Links(ABC):
         an unlimited link. An incoming message counts once all of it has arrived."""
         self._include(rank, traffic)
         up, down = (
-            None if math.isinf(self._rates[link]) else self._busy_s[link]
+            None if math.isinf(self.rates[link]) else self._busy_s[link]
             for link in (rank, self._nodes + rank)
         )
         return up, down

@@ -7,7 +7,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Message, Model
+from gossamer.network.network import BYTES_PER_MEGABIT
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import run_newcomer
@@ -38,7 +39,7 @@ from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals, to
 from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due, never_mixed
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
-from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop, to_ns
+from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, Order, VirtualLoop, to_ns
 from gossamer.runtime.simulate.cohort import Cohort, fits
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
@@ -64,6 +65,7 @@ class SimulateEngine:
             raise BadInput(f"engine.device: {options.device!r}, but torch finds no GPU; accepted: cpu")
         self._threads, self._device = options.threads, options.device
         self._setup = prepare(experiment)
+        _check_rates(self._setup)
         self.description = self._setup.description()
 
     def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
@@ -113,6 +115,30 @@ class SimulateEngine:
 
     def __exit__(self, *_: object) -> None:
         """Nothing is left to end."""
+
+
+def _too_slow(rates: Iterable[float], setup: Setup) -> str:
+    """What is wrong with the slowest of some links, if virtual time ends before a model has passed it. (A link that is
+    stopped may recover.)"""
+    nbytes = 4 * (setup.layout.size + setup.layout.buffer_size)
+    slowest, least = min((rate for rate in rates if rate > 0), default=math.inf), nbytes * NS / NEVER_NS
+    if slowest >= least:
+        return ""
+    return (
+        f"a link of {slowest / BYTES_PER_MEGABIT:.3g} Mbit/s, which a model of {nbytes:,} bytes does not pass in"
+        f" {NEVER_NS / NS:.2g} s, the longest virtual time; accepted: at least {least / BYTES_PER_MEGABIT:.3g}"
+    )
+
+
+def _check_rates(setup: Setup) -> None:
+    network, nodes, seed = setup.experiment.network, setup.experiment.nodes, setup.experiment.seed
+    rates = network.conditions(nodes, seed).rates
+    if problem := _too_slow(rates, setup):
+        mbps = min(rates[rates > 0]) / BYTES_PER_MEGABIT
+        fields = [name for name in type(network).model_fields if name.endswith("_mbps")]
+        numbers = {name: value for name in fields if isinstance(value := getattr(network, name), float)}
+        guilty = [f"network.{name}" for name, value in numbers.items() if math.isclose(value, mbps)]
+        raise BadInput(f"{', '.join(guilty) or 'network'}: {problem}")
 
 
 def _erase_record(folder: RunFolder) -> None:
@@ -353,7 +379,9 @@ class Simulation:
 
     def _waiting(self) -> str:
         returned = {node.rank: node.round for node in self._present() if node.rank not in self._tasks.running}
-        return describe_waits({node.rank: node.waiting() for node in self.nodes}, returned)
+        waits = describe_waits({node.rank: node.waiting() for node in self.nodes}, returned)
+        slow = _too_slow(self._context.links.rates, self._setup)
+        return f"{waits}; network: {slow}" if slow else waits
 
     def _totals(self) -> Totals:
         """What the nodes have done so far. A node that the algorithm does not use counts for no rounds."""
