@@ -9,6 +9,7 @@ sent by all nodes until then. Means over the runs of a group have 95 % confidenc
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
@@ -33,13 +35,12 @@ from gossamer.results.formatting import (
 )
 from gossamer.results.groups import Baseline, Group
 from gossamer.results.run import Run
-from gossamer.results.steps import Resolution, check_timed
+from gossamer.results.steps import Resolution, bytes_by, check_timed
 from gossamer.results.tidy import (
     check_recorded,
     comparison_metrics,
     confidence,
     final,
-    final_summary,
     lower_is_better,
     rounds_on_record,
 )
@@ -155,8 +156,10 @@ def _total(axis: str) -> Measure:
 
 def _used(axis: str, run: Run) -> float | None:
     """The seconds or bytes that a run has used in all."""
-    total = final_summary(run)
-    return total.time_s if axis == "time_s" else total.bytes_sent
+    end = run.metrics["time_s"].max()
+    if axis == "bytes":
+        end = bytes_by(run, np.array([math.inf]))[0]
+    return None if end is None or math.isnan(end) else float(end)
 
 
 def _time_to(axis: str, metric: str, number: str) -> Measure:
@@ -344,10 +347,11 @@ def compare(
     rows = []
     for measure in measures:
         values = {run: measure.of(run) for group in groups for run in group.samples}
+        resolutions = {run: measure.resolution(run) for run in values}
         for label, members in _merged(groups, per).items():
             row = {"group": label, "measure": measure.name, "baseline": baseline and baseline.title}
             figures = _figures(members, values, baseline)
-            rows.append(row | figures | _resolved(measure, members, baseline))
+            rows.append(row | figures | _resolved(members, resolutions, baseline))
     remarks = _remarks(groups, measures)
     return Comparison(pl.DataFrame(rows, schema=COLUMNS), tuple(measures), baseline, remarks)
 
@@ -371,27 +375,22 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> tuple[str,
     return tuple(remarks)
 
 
-def _resolved(measure: Measure, members: Sequence[Group], baseline: Baseline | None) -> dict[str, Any]:
+def _resolved(
+    members: Sequence[Group], resolutions: Mapping[Run, Resolution | None], baseline: Baseline | None
+) -> dict[str, Any]:
     """The columns of one row about the resolution of its numbers. Where one is coarse, in the row or in its baseline,
     there is neither a difference nor a ratio."""
-    others = (
-        [] if baseline is None else [baseline.groups[g.label] for g in members if g.label in baseline.groups]
-    )
-    known = [
-        [(run, found) for group in side for run in group.samples if (found := measure.resolution(run))]
+    others = [] if baseline is None else [baseline.groups.get(group.label) for group in members]
+    own, bases = (
+        [(run, known) for group in side if group for run in group.samples if (known := resolutions.get(run))]
         for side in (members, others)
-    ]
-    row: dict[str, Any] = {}
-    own, _ = known
-    if own:
-        row["resolution"] = max(found.age_s for _, found in own)
-    coarse = [(run, found) for run, found in own if found.coarse]
-    if coarse:
-        run, worst = max(coarse, key=lambda pair: pair[1].age_s / (pair[1].time_s or 1.0))
+    )
+    row: dict[str, Any] = {"resolution": max((known.age_s for _, known in own), default=None)}
+    if coarse := [(run, known) for run, known in own if known.coarse]:
+        run, worst = max(coarse, key=lambda pair: pair[1].age_s)
         row["coarse"] = f"{worst} (seed {run.experiment.get('seed')})"
-    if any(found.coarse for side in known for _, found in side):
-        compared = ("difference", "ratio")
-        row |= dict.fromkeys(name for number in compared for name in (number, f"{number}_half"))
+    if any(known.coarse for _, known in (*own, *bases)):
+        row |= dict.fromkeys(("difference", "difference_half", "ratio", "ratio_half"))
     return row
 
 
