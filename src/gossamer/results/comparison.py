@@ -156,10 +156,10 @@ def _total(axis: str) -> Measure:
 
 def _used(axis: str, run: Run) -> float | None:
     """The seconds or bytes that a run has used in all."""
-    end = run.metrics["time_s"].max()
-    if axis == "bytes":
-        end = bytes_by(run, np.array([math.inf]))[0]
-    return None if end is None or math.isnan(end) else float(end)
+    if axis == "time_s":
+        return max(run.metrics["time_s"].drop_nulls(), default=None)
+    sent = float(bytes_by(run, np.array([math.inf]))[0])
+    return None if math.isnan(sent) else sent
 
 
 def _time_to(axis: str, metric: str, number: str) -> Measure:
