@@ -66,7 +66,7 @@ class Display(Observer):
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
-        self._sent, self._latest, self._times = 0.0, "", ""  # bytes sent by all nodes
+        self._sent, self._latest, self._times, self._at = 0.0, "", "", ""  # bytes sent by all nodes
         self._evaluations = Evaluations()
 
     def start(self, description: Mapping[str, Any]) -> None:
@@ -80,6 +80,7 @@ class Display(Observer):
         # Nodes reach a round at their own times; the values are then of no single instant.
         at_round, first_s = row["moment"].startswith("round"), min(values["time_s"])
         last_s = f"{row['time_s']:.4g} s"
+        self._at = f"round {row['round']}" if at_round else last_s
         self._times = f"{first_s:.4g} to {last_s}" if at_round and first_s < row["time_s"] else last_s
         metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
@@ -148,7 +149,8 @@ class Bar(Display):
             self._shown, done = wall, round(_BAR * share)
             bar, of = "█" * done + "░" * (_BAR - done), f"/{self._rounds}" if self._rounds else ""
             position = f"round {rounds // self._nodes}{of}  {self._clock} {time_s:.4g} s"
-            parts = (bar, position, self.left(share), self._latest)
+            latest = f"at {self._at}: {self._latest}" if self._latest else ""
+            parts = (bar, position, self.left(share), latest)
             self.show("  ".join(filter(None, parts)))
 
     def say(self, text: str) -> None:

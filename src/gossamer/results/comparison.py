@@ -441,11 +441,12 @@ def compare(
     for measure in measures:
         values = {run: measure.of(run) for run in compared}
         finals = {} if measure.final is None else {run: measure.final(run) for run in compared}
+        resolutions = {run: measure.resolution(run) for run in compared}
         for line in lines:
             known = [value for run in line.counted if (value := finals.get(run)) is not None]
             row = {"group": line.label, "measure": measure.name, "at": _rounds(known)}
             row |= {"baseline": baseline and baseline.title}
-            rows.append(row | line.figures(values) | _resolved(measure, line))
+            rows.append(row | line.figures(values) | _resolved(line, resolutions))
             partly = {value.over for value in known if value.nodes is not None and value.count < value.nodes}
             for nodes in sorted(partly):
                 over.setdefault(nodes, []).append(line.label)
@@ -459,19 +460,18 @@ def compare(
     return Comparison(table, tuple(measures), baseline, unit, tuple(notes))
 
 
-def _resolved(measure: Measure, line: _Line) -> dict[str, Any]:
+def _resolved(line: _Line, resolutions: Mapping[Run, Resolution | None]) -> dict[str, Any]:
     """The columns of one row about the resolution of its numbers. Where one is coarse, in the row or in its baseline,
     there is neither a difference nor a ratio."""
-    own = [(run, found) for run in line.counted if (found := measure.resolution(run))]
-    partners = [run for at in line.partners.values() for run in at.values()]
-    row: dict[str, Any] = {}
-    if own:
-        row["resolution"] = max(found.age_s for _, found in own)
-    coarse = [(run, found) for run, found in own if found.coarse]
-    if coarse:
-        run, worst = max(coarse, key=lambda pair: pair[1].age_s / (pair[1].time_s or 1.0))
+    own = [(run, known) for run in line.counted if (known := resolutions.get(run))]
+    partners = [
+        known for at in line.partners.values() for run in at.values() if (known := resolutions.get(run))
+    ]
+    row: dict[str, Any] = {"resolution": max((known.age_s for _, known in own), default=None)}
+    if coarse := [(run, known) for run, known in own if known.coarse]:
+        run, worst = max(coarse, key=lambda pair: pair[1].age_s)
         row["coarse"] = f"{worst} (seed {run.experiment.get('seed')})"
-    if coarse or any((found := measure.resolution(run)) and found.coarse for run in partners):
+    if coarse or any(known.coarse for known in partners):
         row |= {f"{number}{what}": None for number in _COMPARED for what in ("", "_half", "_values")}
     return row
 

@@ -345,10 +345,8 @@ def _by_steps(run: Run, name: str, limit: int) -> dict[str, Any] | None:
     if (steps := run.steps(name)) is None:
         return None
     table = steps.drawn(_SHARES if run.nodes > MAX_LINES else (), limit)
-    axes: dict[str, Any] = {
-        axis: _numbers(table[axis]) for axis in tidy.AXES if axis != "round" and table[axis].count()
-    }
-    series: dict[str, Any] = {**axes, **_statistics(table)}
+    series = _statistics(table)
+    series |= {axis: _numbers(table[axis]) for axis in tidy.AXES if axis != "round" and table[axis].count()}
     if run.nodes > MAX_LINES:
         series["quantiles"] = [_numbers(table[str(share)], 5) for share in _SHARES]
     return series

@@ -60,9 +60,9 @@ class NodeMean:
         self._pending: list[tuple[float, bool, int, int, Any]] = []  # time, whether a row, number, node, what
         self._pushed = 0
         self._presence: dict[int, list[tuple[float, bool]]] = {}
-        self._values: dict[int, float] = {}
+        self._values: dict[int, int | None] = {}  # in units of 2 ** -1074; None if not finite
         self._away: set[int] = set()
-        self._total, self._not_finite = 0, 0  # the sum of the finite values in units of 2 ** -1074
+        self._total, self._not_finite = 0, 0  # the sum of the finite values, and the number of others
         self._changes: dict[int, float | None] = {}
         self._begun = False
         self._time_s = -math.inf  # everything until then has been taken into account
@@ -72,7 +72,7 @@ class NodeMean:
     ) -> None:
         """A node's row at ``time_s``, whose value counts from ``age_s`` seconds before; None if the row lacks the metric.
         ``after_start``: the row is of a round after round 0."""
-        from_s = time_s - age_s
+        from_s = counted_from(time_s, age_s)
         presence = self._presence.get(rank, [])
         if k := bisect_right(presence, time_s, key=itemgetter(0)):
             since_s, present = presence[k - 1]
@@ -126,28 +126,42 @@ class NodeMean:
         if what is None:
             return waited
         self._forget(rank)
-        self._values[rank] = self._changes[rank] = what
-        self._count(what, 1)
+        self._changes[rank] = what
+        self._values[rank] = units = _units(what)
+        if units is None:
+            self._not_finite += 1
+        else:
+            self._total += units
         return True
 
     def _forget(self, rank: int) -> bool:
         if rank not in self._values:
             return False
-        self._count(self._values.pop(rank), -1)
+        if (units := self._values.pop(rank)) is None:
+            self._not_finite -= 1
+        else:
+            self._total -= units
         self._changes[rank] = None
         return True
-
-    def _count(self, value: float, sign: int) -> None:
-        if not math.isfinite(value):
-            self._not_finite += sign
-            return
-        numerator, denominator = value.as_integer_ratio()  # the denominator is a power of two
-        self._total += sign * numerator << (_EXPONENT + 1 - denominator.bit_length())
 
     def _mean(self) -> float:
         if self._not_finite or not self._values:
             return math.nan
         return self._total / (len(self._values) << _EXPONENT)
+
+
+def _units(value: float) -> int | None:
+    """A finite float as a multiple of 2 ** -1074."""
+    if not math.isfinite(value):
+        return None
+    numerator, denominator = value.as_integer_ratio()  # the denominator is a power of two
+    return numerator << (_EXPONENT + 1 - denominator.bit_length())
+
+
+def counted_from(time_s: float, age_s: float) -> float:
+    """The instant ``age_s`` before another, to the nanosecond of the clock: models that were completed together count
+    together, whenever they were seen."""
+    return round(time_s - age_s, 9) if age_s else time_s
 
 
 class Resolution(NamedTuple):
@@ -164,6 +178,8 @@ class Resolution(NamedTuple):
         return self.age_s > self.time_s / 10
 
     def __str__(self) -> str:
+        if self.node is None:
+            return f"{self.time_s:.3g} s; all nodes are known"
         who = "the network" if self.node == NETWORK else f"node {self.node}"
         return f"{self.time_s:.3g} s; {who} was last seen {self.age_s:.3g} s before"
 
@@ -190,34 +206,42 @@ class Steps:
         columns = self._rows.select("node", "time_s", "value", "age_s", pl.col("round") > 0)
         for rank, time_s, value, age_s, after_start in columns.iter_rows():
             mean.row(rank, time_s, value, age_s=age_s, after_start=after_start)
-        self._steps = list(mean.advance())
-        times = np.array([step.time_s for step in self._steps])
+        steps, ends = list[tuple[float, float, int]](), list[int]()
+        ranks, values = list[int](), list[float | None]()
+        for step in mean.advance():
+            steps.append((step.time_s, step.mean, step.nodes))
+            ranks += step.changes.keys()
+            values += step.changes.values()
+            ends.append(len(ranks))
+        # The changes of step k are from ends[k - 1] to ends[k]; a node that stops counting has None.
+        self._ends = ends
+        self._nodes, self._changed = np.unique(np.array(ranks, dtype=np.int64), return_inverse=True)
+        self._values = np.array([math.nan if value is None else value for value in values])
+        self._counts = np.array([value is not None for value in values], dtype=bool)
+        times = np.array([time_s for time_s, _, _ in steps])
         self.table = pl.DataFrame(
             {
                 "time_s": times,
                 "wall_s": _known_by(times, run.metrics["time_s"], run.metrics["wall_s"]),
                 "bytes": bytes_by(run, times),
-                "mean": [step.mean for step in self._steps],
-                "count": [step.nodes for step in self._steps],
+                "mean": [mean for _, mean, _ in steps],
+                "count": [nodes for _, _, nodes in steps],
             },
             schema={"time_s": pl.Float64, "wall_s": pl.Float64, "bytes": pl.Float64, "mean": pl.Float64}
             | {"count": pl.Int64},
-            nan_to_null=False,
         ).with_columns(pl.col("wall_s", "bytes").fill_nan(None))
 
     def values(self, indices: Sequence[int]) -> list[dict[int, float]]:
         """The values of the counting nodes, by rank, at some steps in ascending order."""
-        found: list[dict[int, float]] = []
-        values: dict[int, float] = {}
-        wanted = set(indices)
-        for index, step in enumerate(self._steps):
-            for rank, value in step.changes.items():
-                if value is None:
-                    values.pop(rank, None)
-                else:
-                    values[rank] = value
-            if index in wanted:
-                found.append(dict(sorted(values.items())))
+        values = np.full(len(self._nodes), math.nan)
+        counts = np.zeros(len(self._nodes), dtype=bool)
+        found, start = [], 0
+        for index in indices:
+            news = slice(start, start := self._ends[index])
+            # Of several changes of a node, the last one holds.
+            values[self._changed[news]] = self._values[news]
+            counts[self._changed[news]] = self._counts[news]
+            found.append(dict(zip(self._nodes[counts].tolist(), values[counts].tolist(), strict=True)))
         return found
 
     def drawn(self, shares: Sequence[float] = (), limit: int = MAX_DRAWN) -> pl.DataFrame:
@@ -259,9 +283,8 @@ class Steps:
 
     def first(self, level: float) -> int | None:
         """The first step at a level."""
-        return next(
-            (k for k, step in enumerate(self._steps) if at_level(self._metric, step.mean, level)), None
-        )
+        means = self.table["mean"].to_list()
+        return next((k for k, mean in enumerate(means) if at_level(self._metric, mean, level)), None)
 
     def before(self, time_s: float) -> Resolution:
         """The resolution of an answer at a step: an earlier step could be missing on record since the age."""
@@ -273,7 +296,7 @@ class Steps:
 
     def _resolution(self, time_s: float, rows_until: Any) -> Resolution:
         oldest = Resolution(0.0, None, time_s)
-        step = bisect_right(self._steps, time_s, key=itemgetter(0)) - 1
+        step = int(np.searchsorted(self.table["time_s"].to_numpy(), time_s, side="right")) - 1
         for rank in self.values([step])[0] if step >= 0 else ():
             starts, known = self._known[rank]
             k = rows_until(starts, time_s)
@@ -323,9 +346,15 @@ def rows_of(run: Run, metric: str) -> pl.DataFrame:
     return (
         run.metrics.filter(counted, pl.col("time_s").is_not_null())
         .select("node", "round", "time_s", "moment", value=pl.col(metric).cast(pl.Float64), age_s=age)
-        .with_columns(from_s=pl.col("time_s") - pl.col("age_s"))
+        .with_columns(from_s=_from(pl.col("age_s")))
         .sort("time_s", maintain_order=True)
     )
+
+
+def _from(age_s: pl.Expr) -> pl.Expr:
+    """:func:`counted_from` of rows."""
+    time_s = pl.col("time_s")
+    return pl.when(age_s == 0).then(time_s).otherwise((time_s - age_s).round(9))
 
 
 def timed(run: Run, metric: str) -> bool:
@@ -363,7 +392,7 @@ def bytes_by(run: Run, times_s: Float[np.ndarray, " times"]) -> Float[np.ndarray
     for table in (run.metrics, run.events):
         if "network_bytes" in table.columns:
             age = pl.col("model_age_s").fill_null(0.0) if "model_age_s" in table.columns else pl.lit(0.0)
-            total = table.select(time_s=pl.col("time_s") - age, total="network_bytes").drop_nulls()
+            total = table.select(time_s=_from(age), total="network_bytes").drop_nulls()
             known.append(_known_by(times_s, total["time_s"], total["total"]))
     largest: Float[np.ndarray, " times"] = np.fmax.reduce(known)
     return largest

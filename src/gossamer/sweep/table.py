@@ -99,9 +99,9 @@ def results(sweep: Sweep) -> pl.DataFrame:
     """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
-        The cell's labels; ``seed``, ``status``, ``cause``; each metric as the mean over the nodes at the last
-        complete evaluation (for ages and shares of time, over the whole run), and ``best_<metric>`` as the best
-        such mean of ``evaluations_<metric>`` complete evaluations, on the set on which it is measured;
+        The cell's labels; ``seed``, ``status``, ``cause``; each metric as the mean over the nodes of their newest
+        rows (for ages and shares of time, over the whole run), and ``best_<metric>`` as the best mean of
+        ``evaluations_<metric>`` complete evaluations, on the set on which it is measured;
         ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all
         nodes; ``run``, the run's folder within the sweep's. Values that are not recorded are null.
     """
