@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+import gossamer
 from gossamer.errors import BadInput
 from gossamer.results.comparison import compare, measure
 from gossamer.results.folder import RunFolder
@@ -458,3 +459,55 @@ def test_groups_and_timelines_are_drawn(tmp_path: Path) -> None:
     assert [path.count("M") for path in paths] == [2, 1]
     assert re.findall(r"</i>(\w+)</span>", panel) == ["train", "send"]
     assert not {"error", "blocked"} & body(apart).keys()
+
+
+def test_a_topology_that_is_not_used_is_not_drawn(tmp_path: Path) -> None:
+    def played(algorithm: Any) -> Run:
+        experiment = {
+            "nodes": 6,
+            "task": {"name": "least-squares", "features": 3, "samples": 30},
+            "topology": "ring",
+            "algorithm": algorithm,
+            "stop": {"rounds": 2},
+            "engine": {"name": "simulate", "trainer": "sequential"},
+        }
+        return gossamer.run(gossamer.Experiment.of(experiment), tmp_path)
+
+    epidemic, ring, swift = map(played, ({"name": "epidemic-local", "degree": 2}, "d-psgd", "swift"))
+    [unused] = page_data([epidemic])["runs"]
+    assert unused["topology"]["graphs"] == [[]]
+    assert not unused["topology"]["used"]
+    text = (
+        "epidemic-local does not use the topology ring; it mixes along: new random recipients in every round"
+    )
+    assert unused["topology"]["mixing"] == text
+    assert "<b>topology</b> ring (not used)" in render([epidemic])
+    used = page_data([ring, swift])["runs"]
+    assert [run["topology"]["edges"] for run in used] == [[6], [6]]
+    assert [run["topology"]["mixing"] for run in used] == [
+        "graph: the topology · weights: topology.weights",
+        "graph: the topology · weights: ccs",
+    ]
+    assert "<b>topology</b> ring</span>" in render([ring, epidemic])  # one of them uses it
+
+
+def test_a_compute_profile_is_marked_where_real_steps_take_their_time(tmp_path: Path) -> None:
+    for number, (engine, mark) in enumerate(
+        [
+            ({"name": "processes", "pace": False}, " (not used)"),
+            ({"name": "processes", "pace": True}, ""),
+            ({"name": "simulate"}, ""),
+        ]
+    ):
+        run = synthetic(
+            tmp_path / str(number), experiment={"engine": engine, "compute": {"name": "constant"}}
+        )
+        assert f"<b>compute</b> constant{mark}</span>" in render([run])
+
+
+def test_a_record_without_mixing_is_drawn_as_before(tmp_path: Path) -> None:
+    run = synthetic(tmp_path)
+    [data] = page_data([run])["runs"]
+    assert data["topology"]["used"]
+    assert data["topology"]["mixing"] == ""
+    assert len(data["topology"]["graphs"][0]) == 2 * len(run.setup["graphs"]["0"])

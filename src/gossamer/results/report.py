@@ -126,13 +126,18 @@ def write_comparison(compared: Comparison, page: Path) -> Path:
 
 
 def _shared(runs: Sequence[Run]) -> dict[str, str]:
-    """The components that all runs share, by name. A topology that no run uses is marked."""
+    """The components that all runs share, by name. One that no run uses is marked."""
     settings = [flat(run.experiment) for run in runs]
     names = {key: {entry.get(f"{key}.name", entry.get(key)) for entry in settings} for key in _DESCRIBED}
     shared = {key: str(*values) for key, values in names.items() if len(values) == 1 and any(values)}
-    if "topology" in shared and not any(run.uses_topology for run in runs):
-        shared["topology"] += " (not used)"
-    return shared
+    unused = set.intersection(*map(_unused, runs))
+    return {key: f"{name} (not used)" if key in unused else name for key, name in shared.items()}
+
+
+def _unused(run: Run) -> set[str]:
+    """The components that a run's algorithm or engine does not use."""
+    paced = run.virtual or flat(run.experiment).get("engine.pace", False)
+    return {key for key, used in {"topology": run.uses_topology, "compute": paced}.items() if not used}
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
