@@ -52,11 +52,11 @@ def test_only_finished_runs_have_a_mean(tmp_path: Path) -> None:
     assert head == ["group", "runs", "seeds", "test accuracy"]
     assert lines == [
         ["whole", "3/3", "3", "60 ± 25 %"],
-        ["broken", "2/3", "2", "50, 60 %"],
+        ["broken", "2/3", "2", "50.0, 60.0 %"],
         ["wild", "2/3", "2", "1 of 3 diverged"],
     ]
     assert "Not counted: broken, seed 3 (failed)." in table.notes
-    assert "Not done: wild, seed 3 (diverged)." in table.notes
+    assert "Diverged: wild, seed 3." in table.notes
 
 
 def test_option_counts_unfinished_runs(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_option_counts_unfinished_runs(tmp_path: Path) -> None:
     _, broken, wild = table.rows.rows(named=True)
     assert (broken["counted"], broken["mean"]) == (3, pytest.approx(0.6))
     assert wild["mean"] is None  # a diverged run is a result, whatever is asked
-    assert "Not done: broken, seed 3 (failed) and wild, seed 3 (diverged)." in table.notes
+    assert "Counted, though not done: broken, seed 3 (failed)." in table.notes
 
 
 def test_reached_levels_are_told_from_unfinished_runs(tmp_path: Path) -> None:
@@ -82,8 +82,8 @@ def test_few_seeds_print_their_values(tmp_path: Path) -> None:
     pair = [two("a", 0.412, 0.435), two("b", 0.512, 0.385)]
     table = compare(pair, [ACCURACY, measure("time_s to test_accuracy=0.3")], find_baseline("a", pair))
     (_, _, finals), (_, _, times) = table.tables()
-    assert finals[1] == ["b", "2/2", "2", "2", "51.2, 38.5 %", "+10, -5 points"]
-    assert times[1][-1] == "1, 1"  # the ratio of each seed
+    assert finals[1] == ["b", "2/2", "2", "2", "51.2, 38.5 %", "+10.0, -5.0 points"]
+    assert times[1][-1] == "1.00, 1.00"  # the ratio of each seed
     path = write_comparison(table, tmp_path / "page.html")
     row = pl.read_csv(path).filter(group="b").row(0, named=True)
     assert (row["mean_half"], row["difference_half"]) == (None, None)

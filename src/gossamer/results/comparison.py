@@ -40,7 +40,7 @@ from gossamer.results.formatting import (
     some,
     values_text,
 )
-from gossamer.results.groups import Baseline, Group
+from gossamer.results.groups import Baseline, Group, member_label
 from gossamer.results.run import SHOWN, Run
 from gossamer.results.steps import Resolution, check_timed
 from gossamer.results.tidy import (
@@ -655,9 +655,9 @@ def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> 
     """How the numbers come about."""
     units = "seeds" if unit == "seed" else f"values of {unit}"
     texts = [
-        f"Means over {units} ± half of the 95 % confidence interval (Student's t); below three, their values."
-        " A mean is shown only if every run that counts has a value and none diverged. Runs count that are done,"
-        " of each seed the newest."
+        f"Means over {units} ± half of the 95 % confidence interval (Student's t); below three, single values."
+        " Only runs that are done count, and of each seed the newest. A mean is shown if each of them has a value"
+        " and no run diverged."
     ]
     averaged = dict.fromkeys(
         key for line in lines for key in differing([group.labels for group in line.members]) if key != unit
@@ -679,14 +679,22 @@ def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> 
 def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[str]:
     """What a reader has to know about the runs: which ones do not count, what they were evaluated on, and
     whether they differ in what is not part of the experiment."""
-    left_out = [f"{group.label}, {_named(run)}" for group in groups for run in group.left_out]
+    left_out = [member_label(group, run) for group in groups for run in group.left_out]
     if left_out:
         yield f"Not counted: {some(left_out)}."
     ended = [
-        f"{group.label}, {_named(run)}" for group in groups for run in group.samples if run.status != "done"
+        member_label(group, run)
+        for group in groups
+        for run in group.samples
+        if run.status not in ("done", "diverged")
     ]
     if ended:
-        yield f"Not done: {some(ended)}."
+        yield f"Counted, though not done: {some(ended)}."
+    diverged = [
+        f"{group.label}, seed {run.experiment.get('seed')}" for group in groups for run in group.diverged
+    ]
+    if diverged:
+        yield f"Diverged: {some(diverged)}."
     for group in groups:
         for of in sorted({run.shown for run in group.samples} - {"round"}):
             yield f"{group.label}: its values are {SHOWN[of]}."
@@ -706,10 +714,6 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
         for what, values in _origins(group.samples).items():
             if len(values) > 1:
                 yield f"{group.label}: its runs are of {what} {some(sorted(values))}."
-
-
-def _named(run: Run) -> str:
-    return f"seed {run.experiment.get('seed')} ({run.status})"
 
 
 def evaluation_texts(groups: Sequence[Group], metrics: Iterable[str]) -> Iterator[str]:

@@ -124,11 +124,18 @@ def interval_text(mean: float | None, half: float | None, unit: str = "", scale:
 
 
 def values_text(values: Sequence[float], unit: str = "", scale: float = 1.0, *, signed: bool = False) -> str:
-    """Single values, divided by a scale, with their unit: "41.2, 43.5 %"."""
-    numbers = [f"{float(f'{value / scale:.4g}'):g}" for value in values]
+    """Single values, divided by a scale, with their unit: "41.2, 43.5 %". The largest has three significant
+    digits, and the others as many decimal places."""
+    numbers = [value / scale for value in values]
+    largest = max((abs(number) for number in numbers if math.isfinite(number)), default=0.0)
+    digits = 2 - math.floor(math.log10(largest)) if largest else 0
+    if digits > _ANY_DIGITS:
+        texts = [f"{number:.2e}" for number in numbers]
+    else:
+        texts = [f"{number:.{max(digits, 0)}f}" for number in numbers]
     if signed:
-        numbers = [f"+{text}" if value > 0 else text for text, value in zip(numbers, values, strict=True)]
-    return f"{', '.join(numbers)} {unit}".rstrip() if numbers else NOTHING
+        texts = [f"+{text}" if number > 0 else text for text, number in zip(texts, numbers, strict=True)]
+    return f"{', '.join(texts)} {unit}".rstrip()
 
 
 def some(names: Sequence[str], most: int = 6) -> str:

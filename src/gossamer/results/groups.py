@@ -107,14 +107,16 @@ def groups(runs: Sequence[Run], *, unfinished: bool = False) -> list[Group]:
     ]
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def labels(runs: Sequence[Run], *, statuses: bool = True) -> list[str]:
     """Short names for runs that are shown together: the group's label, with the seed if a group has several
-    runs or belongs to a sweep, or ids if nothing differs. Runs that are not done carry their status."""
+    runs or belongs to a sweep, or ids if nothing differs. With ``statuses``, runs that are not done carry
+    theirs."""
     by_run = {}
     for group in groups(runs):
         for run in group.runs:
             numbered = len(group.runs) > 1 or run.cell is not None
-            by_run[run] = member_label(group, run) if numbered else f"{group.label}{ended(run)}"
+            name = f"{group.label}, seed {run.experiment.get('seed')}" if numbered else group.label
+            by_run[run] = name + (ended(run) if statuses else "")
     names = [by_run[run] for run in runs]
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 

@@ -82,7 +82,7 @@ def render(
     )
     pages.filters.update(count=count_text, seconds=seconds_text, named=_named)
     groups = group_runs(runs) if groups is None else groups
-    names = labels(runs)
+    names = labels(runs, statuses=False)
     mains = [main for main in dict.fromkeys(map(tidy.main_metric, runs)) if main is not None]
     numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
     return pages.get_template("report.html").render(

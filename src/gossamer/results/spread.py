@@ -76,10 +76,13 @@ def by_hops(run: Run, metric: str) -> pl.DataFrame:
 def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     """:func:`by_hops` over the runs of each group: ``group``, ``hops``, ``runs``, and the means over these of ``nodes``,
     ``area`` (with ``area_half``, half the width of its 95 % confidence interval, and ``area_values``), ``final`` and
-    ``half_round`` (null unless all have one)."""
+    ``half_round`` (null unless all have one). Groups without finished runs, or with one that diverged, have no
+    rows; BadInput if that leaves none."""
     check_recorded("--by-hops", metric, (run for group in groups for run in group.runs))
     summaries = []
     for group in groups:
+        if group.diverged or not group.samples:
+            continue
         rows = pl.concat(by_hops(run, metric) for run in group.samples).sort("hops")
         for (distance,), same in rows.group_by("hops", maintain_order=True):
             if (area := confidence(same["area"].to_list())) is not None:
@@ -88,6 +91,8 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
                 half_round = None if same["half_round"].has_nulls() else same["half_round"].mean()
                 areas = {"area_half": area.half_width, "area_values": same["area"].to_list()}
                 summaries.append({**key, **means, **areas, "half_round": half_round})
+    if not summaries:
+        raise BadInput(f"--by-hops {metric}: no group has only finished runs; accepted: runs that are done")
     floats = dict.fromkeys(("area_half", "half_round"), pl.Float64)
     return pl.DataFrame(summaries, schema_overrides=floats, infer_schema_length=None)
 
