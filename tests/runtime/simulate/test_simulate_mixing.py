@@ -18,7 +18,7 @@ from gossamer.messages.tags import Part
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
 from gossamer.runtime.simulate.clock import Clock, VirtualLoop
-from gossamer.runtime.simulate.mixing import Mixing
+from gossamer.runtime.simulate.mixing import Mixer
 
 P = 100
 
@@ -28,7 +28,7 @@ class Scene:
 
     def __init__(self, nodes: int) -> None:
         self.clock, self.rows = Clock(), Rows(P)
-        self.mixing = Mixing(self.clock, self.rows, ThreadPool(1), Profile())
+        self.mixing = Mixer(self.clock, self.rows, ThreadPool(1), Profile())
         self.loop = VirtualLoop(self.clock)
         draw = torch.Generator().manual_seed(1)
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]

@@ -24,7 +24,7 @@ from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.links import Links
-from gossamer.runtime.simulate.mixing import Mixing
+from gossamer.runtime.simulate.mixing import Mixer
 from gossamer.runtime.simulate.presence import SimPresence
 
 Protocol = Callable[[], Coroutine[Any, Any, None]]
@@ -42,7 +42,7 @@ class SimContext:
     links: Links
     executor: Executor
     compute: Compute
-    mixing: Mixing
+    mixing: Mixer
     event: Callable[[int, str, str], None]  # records an event: rank, kind, text
 
 

@@ -25,7 +25,7 @@ MIN_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes lo
 _Request = tuple[int, Step, bool, asyncio.Future[Any]]
 
 
-class Mixing:
+class Mixer:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
     def __init__(self, clock: Clock, rows: Rows, workers: ThreadPool, profile: Profile) -> None:

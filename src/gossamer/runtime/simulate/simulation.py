@@ -46,7 +46,7 @@ from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
 from gossamer.runtime.simulate.host import NodeTasks, SimContext, SimHost
-from gossamer.runtime.simulate.mixing import Mixing
+from gossamer.runtime.simulate.mixing import Mixer
 from gossamer.runtime.simulate.recording import SimRecorder, shown_model
 from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
@@ -229,7 +229,7 @@ class Simulation:
             None if timeline is None else timeline.sent,
         )
         executor = Executor(setup, rows, workers, profile, observer.say)
-        mixing = Mixing(clock, rows, workers, profile)
+        mixing = Mixer(clock, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
         compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, replay)
         self._context = SimContext(

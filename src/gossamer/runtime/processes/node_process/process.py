@@ -201,7 +201,8 @@ class NodeProcess:
         self._diverged = finish.reason == "diverged" or (
             self._node.look_for_divergence() and experiment.stop.diverged == "end"
         )
-        if finish.row or (finish.reason == "rounds" and self._shown().number != self._last_shown):
+        changed = self._last_shown not in (None, self._shown().number)
+        if finish.row or (finish.reason == "rounds" and changed):
             await self._record("end")
         elif finish.reason == "left":
             await self._flush()
