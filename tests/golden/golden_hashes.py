@@ -41,7 +41,7 @@ TIMED = (
 )
 """Sums of virtual times, rounded to nanoseconds, so that the last bit of a logarithm doesn't matter."""
 REAL = ("wall_s",)
-NEWER = ("messages_refused",)
+NEWER = ("messages_refused", "messages_unsent", "network_bytes")
 """Columns missing from the record; no message of these experiments is refused."""
 EVENTS = ("time_s", "node", "event")
 INTERVALS = ("node", "kind", "start_s", "end_s", "to", "bytes")
