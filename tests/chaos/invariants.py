@@ -123,8 +123,6 @@ def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
             ):
                 yield f"node {rank} has received {used + left} messages and used {used} in round {row['round']}"
     under_way = 0
-    # Messages to a node known to be dead are lost without being sent.
-    all_sent = schedule.kinds <= {"slow", "loss", "partition"}
     soon = schedule.fields["network"]["bandwidth_mbps"] is None and "freeze" not in schedule.kinds
     for (time_s, moment), rows in sorted(instants.items()):
         if len(rows) < schedule.fields["nodes"]:
@@ -133,7 +131,7 @@ def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
         sent, received, lost = (
             sum(row[f"messages_{name}"] for row in rows) for name in ("sent", "received", "lost")
         )
-        if received + lost * all_sent > sent or (lost and schedule.lossless):
+        if received + lost > sent or (lost and schedule.lossless):
             yield f"{sent} messages were sent by {time_s:g} s, {received} received and {lost} lost"
         if "tick" in moment:
             if soon and received + lost < under_way:

@@ -126,7 +126,7 @@ class Replay:
         if traffic["messages_received"] < saved_traffic["messages_received"]:
             return False  # the node was saved at a later message, after its rounds were over
         # In an extended run, it may have received messages from nodes that had ended.
-        compared = ("bytes_sent", "messages_sent") if self._extended else traffic.keys()
+        compared = ("bytes_sent", "messages_sent") if self._extended else saved_traffic.keys()
         if any(traffic[name] != saved_traffic[name] for name in compared):
             raise self._differs(rank)
         settle()
