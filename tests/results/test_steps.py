@@ -566,6 +566,7 @@ def by_hand(run: Run, level: float) -> tuple[float, float]:
     raise AssertionError("the level is never reached")
 
 
+@pytest.mark.timeout(600)
 def test_straggler_does_not_double_the_time_to_a_level(gossip: dict[str, Run]) -> None:
     each, tenth, grid = (gossip[name] for name in ("each", "tenth", "grid"))
     right = {0.2: by_hand(each, 0.2), 0.4: by_hand(each, 0.4)}
@@ -585,6 +586,7 @@ def test_straggler_does_not_double_the_time_to_a_level(gossip: dict[str, Run]) -
         assert measure("test_accuracy at time_s=10").of(way) == pytest.approx(0.4073, abs=5e-4)
 
 
+@pytest.mark.timeout(600)
 def test_bytes_by_an_instant_are_those_of_all_nodes(gossip: dict[str, Run]) -> None:
     steps = gossip["each"].steps("test_accuracy")
     assert steps is not None
@@ -592,6 +594,7 @@ def test_bytes_by_an_instant_are_those_of_all_nodes(gossip: dict[str, Run]) -> N
     assert by == pytest.approx(5.75e6, rel=0.01)
 
 
+@pytest.mark.timeout(600)
 def test_target_ends_the_run_at_the_time_to_the_level(gossip: dict[str, Run], tmp_path: Path) -> None:
     target = {"metric": "test_accuracy", "value": 0.2}
     for name, evaluation in (("each", {"every_rounds": 1}), ("tenth", {"every_rounds": 10})):
