@@ -143,9 +143,9 @@ def measure(text: str) -> Measure:
     compared runs have recorded (the area under the curve, divided by the number of rounds); ``area METRIC
     relative to OTHER`` is its relative difference from that of another metric of the same run, over the
     rounds that both have."""
-    for form, make, having in _FORMS:
+    for form, make in _FORMS:
         if (match := re.fullmatch(form, text)) is not None:
-            return make(*match.groups())._replace(having=having)
+            return make(*match.groups())
     raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
 
 
@@ -235,7 +235,7 @@ def _time_to(axis: str, metric: str, number: str) -> Measure:
     text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
     title = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
     name = f"{axis} to {metric}={level:g}"
-    return Measure(name, title, *_AXES[axis], position, _COMPARED, resolution)
+    return Measure(name, title, *_AXES[axis], position, _COMPARED, resolution, having="reached it")
 
 
 def _at_budget(metric: str, axis: str, number: str) -> Measure:
@@ -259,7 +259,8 @@ def _at_budget(metric: str, axis: str, number: str) -> Measure:
     budget = float(number)
     title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
     name = f"{metric} at {axis}={budget:g}"
-    return Measure(name, title, metric_title(metric), _unit(metric), value, resolution=resolution)
+    column, unit = metric_title(metric), _unit(metric)
+    return Measure(name, title, column, unit, value, resolution=resolution, having="used it up")
 
 
 def _unit(metric: str) -> str:
@@ -268,15 +269,14 @@ def _unit(metric: str) -> str:
 
 _AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
 """The title and the unit of each axis of a curve."""
-_FORMS: tuple[tuple[str, Callable[..., Measure], str], ...] = (
-    (r"(time_s|bytes)", _total, "have it"),
-    (r"(\S+)", _final, "have it"),
-    (r"(time_s|bytes) to (\S+)=(\S+)", _time_to, "reached it"),
-    (r"(\S+) at (time_s|bytes)=(\S+)", _at_budget, "used it up"),
-    (r"area (\S+)", _area, "have it"),
-    (r"area (\S+) relative to (\S+)", _area, "have it"),
+_FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
+    (r"(time_s|bytes)", _total),
+    (r"(\S+)", _final),
+    (r"(time_s|bytes) to (\S+)=(\S+)", _time_to),
+    (r"(\S+) at (time_s|bytes)=(\S+)", _at_budget),
+    (r"area (\S+)", _area),
+    (r"area (\S+) relative to (\S+)", _area),
 )
-"""The form of a measure's name, what makes it, and what some runs may not have done."""
 
 
 def measures(
@@ -695,17 +695,17 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
     ]
     if diverged:
         yield f"Diverged: {some(diverged)}."
-    for group in groups:
-        for of in sorted({run.shown for run in group.samples} - {"round"}):
-            yield f"{group.label}: its values are {SHOWN[of]}."
-    coarser = [
-        f"{group.label}: {on_record:,} of {rounds:,} rounds on record"
-        for group in groups
-        for on_record, rounds in [min(map(rounds_on_record, group.samples), default=(0, 0))]
-        if on_record < rounds and any(run.every_s is not None for run in group.samples)
-    ]
-    if coarser:
-        yield f"The time grid is coarser than the rounds. {'; '.join(coarser)}."
+    for of, text in SHOWN.items():
+        labels = [group.label for group in groups if of in {run.shown for run in group.samples}]
+        if labels:
+            yield f"Values {'' if len(labels) == len(groups) else f'of {some(labels)} '}are {text}."
+    on_grid = [rounds_on_record(run) for group in groups for run in group.samples if run.every_s is not None]
+    if coarser := [shown / rounds for shown, rounds in on_grid if shown < rounds]:
+        least, most = (f"{100 * share:.0f}" for share in (min(coarser), max(coarser)))
+        yield (
+            "The time grid is coarser than the rounds:"
+            f" {least if least == most else f'{least} to {most}'} % of the rounds are on record."
+        )
     timed = any(measure.resolution is not _exact and "bytes" in measure.name for measure in measures)
     if timed and not all(run.metrics["network_bytes"].count() for group in groups for run in group.samples):
         yield "Bytes of runs of older versions are those that their rows tell of: at least so many were sent."

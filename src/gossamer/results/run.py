@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN = {
-    "mixed": "of the results of the last mixing, and not of the models at the ends of rounds",
-    "instant": "of the models at the instants of evaluation, also in the middle of rounds",
+    "mixed": "those of the last mixing, and not of the models at the ends of rounds",
+    "instant": "those of the models at the instants of evaluation, also in the middle of rounds",
 }
 """What the rows show, unless they show the models at the ends of rounds (``evaluation.of``)."""
 _PRESENCE_EVENTS = ("lost", "left", "leave", "joined", "returned", "found")
