@@ -98,6 +98,7 @@ class Setup:
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
+            "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
             "poisoned": [list(ranks) for ranks in self.poisoned],
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
