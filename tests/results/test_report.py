@@ -436,7 +436,7 @@ def test_comparison_table_is_written_next_to_page(tmp_path: Path) -> None:
 @browser
 def test_groups_and_timelines_are_drawn(tmp_path: Path) -> None:
     runs = compared(tmp_path)
-    window = {"every_s": 1.0, "timeline": {"from_s": 0.0, "to_s": 2.0, "nodes": 2}}
+    window = {"every_rounds": 1, "timeline": {"from_s": 0.0, "to_s": 2.0, "nodes": 2}}
     runs.append(timed(tmp_path, [(0.0, (0.1, 0.2)), (2.0, (0.5, 0.6))], evaluation=window))
     with RunFolder.open(runs[-1].path).segment("timeline") as segment:
         for start_s in (0.0, 0.5):

@@ -124,6 +124,7 @@ class Setup:
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
             "outcome_ranks": sorted(self.outcome_ranks),
+            "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
             "ends_with_steps": self.ends_with_steps,
             "evaluation_samples": {
