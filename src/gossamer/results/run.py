@@ -332,11 +332,6 @@ class Run:
         return (self.experiment.get("evaluation") or {}).get("every_s")
 
     @property
-    def of(self) -> str:
-        """Which model of a node is evaluated, ``evaluation.of``. Older versions showed it as it was at the instant."""
-        return str((self.experiment.get("evaluation") or {}).get("of", "instant"))
-
-    @property
     def id(self) -> str:
         """The folder's name."""
         return self.path.name

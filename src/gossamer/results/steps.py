@@ -317,7 +317,7 @@ class Steps:
         known: dict[int, tuple[list[float], list[float]]] = {}
         ended = self._run.status in ("done", "diverged")
         rows = self._rows.filter(pl.col("value").is_not_null()).sort("from_s", "time_s", maintain_order=True)
-        at_round = _MOMENT.str.contains("round") | pl.lit(self._run.of != "instant")
+        at_round = _MOMENT.str.contains("round") | pl.lit(self._run.shown != "instant")
         rows = rows.select("node", "from_s", "time_s", "round", at_round=at_round)
         for (node,), of_node in rows.group_by("node", maintain_order=True):
             own = [start, *of_node.drop("node").to_dicts()]
