@@ -24,7 +24,7 @@ _MAX_NAMED = 16  # ranks named for one wait
 _MAX_CLAUSES = 5  # waits described
 
 
-def totals(
+def add_up(
     time_s: float,
     traffic: Iterable[Traffic],
     rounds: Iterable[int],

@@ -35,7 +35,7 @@ from gossamer.results.recorder import read_metrics, read_setup
 from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
-from gossamer.runtime.outcome import Outcome, describe_waits, ending_signals, totals
+from gossamer.runtime.outcome import Outcome, add_up, describe_waits, ending_signals
 from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due, never_mixed
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
@@ -388,7 +388,7 @@ class Simulation:
         links, setup = self._context.links, self._setup
         used = [node for node in self.nodes if setup.takes_part(node.rank, node.round)]
         present = {node.rank for node in self._present()}
-        return totals(
+        return add_up(
             self._clock.now(),
             map(links.traffic, range(setup.experiment.nodes)),
             [node.round for node in used],

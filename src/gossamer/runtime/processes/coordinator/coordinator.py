@@ -28,7 +28,7 @@ from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics
 from gossamer.results.schema import Totals
 from gossamer.runtime.events import EstimatedClock, EventLog
-from gossamer.runtime.outcome import Outcome, totals
+from gossamer.runtime.outcome import Outcome, add_up
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
@@ -151,7 +151,7 @@ class Coordinator:
         for node in lifecycle.nodes.values():
             self._reports.ends(node.rank, now)
         exact = not lifecycle.killed and all(node.final for node in lifecycle.nodes.values())
-        counted = totals(
+        counted = add_up(
             self._time_s,
             self._reports.all(),
             [node.round for node in nodes],
