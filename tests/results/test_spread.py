@@ -72,12 +72,12 @@ def test_sources_are_nodes_of_the_metrics_poison(tmp_path: Path) -> None:
 
 
 def test_spread_table_aggregates_seeds(tmp_path: Path) -> None:
-    runs = [played(tmp_path, seed) for seed in (1, 2)]
+    runs = [played(tmp_path, seed) for seed in (1, 2, 3)]
     rows = spread(groups(runs), "ood_accuracy")
     areas = [by_hops(run, "ood_accuracy").filter(hops=2)["area"][0] for run in runs]
     row = rows.filter(hops=2).row(0, named=True)
-    assert (row["runs"], row["area"]) == (2, pytest.approx(np.mean(areas)))
-    assert row["area_half"] == pytest.approx(12.706 * np.std(areas, ddof=1) / np.sqrt(2), rel=1e-3)
+    assert (row["runs"], row["area"]) == (3, pytest.approx(np.mean(areas)))
+    assert row["area_half"] == pytest.approx(4.3027 * np.std(areas, ddof=1) / np.sqrt(3), rel=1e-3)
     title, head, lines = table(rows, "ood_accuracy")
     assert "ood accuracy" in title
     assert head == ["", "0 hops", "1 hop", "2 hops", "3 hops"]

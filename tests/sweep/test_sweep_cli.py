@@ -46,9 +46,11 @@ def test_sweep_prints_a_line_per_run_and_a_row_per_cell(cli: Cli, tmp_path: Path
     ]
     title, head, slow, fast, *rest = out.splitlines()
     assert title.strip() == "at the end, against slow"
-    assert head.split() == ["group", "runs", "test", "loss", "difference", "time", "sent"]
-    assert slow.split()[:2] == ["slow", "2/2"]
-    assert fast.split()[3] == "±"
+    columns = ["group", "runs", "seeds", "pairs", "test", "loss", "difference", "time", "sent"]
+    assert head.split() == columns
+    assert slow.split()[:4] == ["slow", "2/2", "2", "0"]
+    # Two seeds have no interval.
+    assert re.match(r"fast +2/2 +2 +2 +[\d.]+, [\d.]+ +-[\d.]+, -[\d.]+ ", fast)
     by_fast = cli("sweep", "sweep.yaml", "--baseline", "fast")[1].splitlines()
     assert by_fast[0].strip() == "at the end, against fast"
     assert rest[-2:] == ["results  runs/tiny/results.csv", "page     gossamer report runs/tiny"]
