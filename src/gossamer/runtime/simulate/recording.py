@@ -128,8 +128,8 @@ class SimRecorder:
 
     def _record(self, node: NodeRuntime, moment: Moment, shown: CompleteModel | None = None) -> None:
         rank, context = node.rank, self._context
-        if rank not in self._setup.outcome_ranks and node.round == 0 and self._setup.parts[rank].size == 0:
-            return  # the node does not take part in the algorithm
+        if not self._setup.takes_part(rank, node.round):
+            return
         self._rows.graph(node.round)
         shown = shown or shown_model(node)
         self._last_shown[rank] = shown.number

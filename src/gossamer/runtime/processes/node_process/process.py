@@ -260,8 +260,8 @@ class NodeProcess:
     async def _record(self, moment: Moment) -> None:
         """Evaluate a snapshot, off the node's clock, and report its row, with the model for network rows."""
         node, setup = self._node, self._setup
-        if node.rank not in setup.outcome_ranks and node.round == 0 and node.node.samples == 0:
-            return  # the node does not take part in the algorithm
+        if not setup.takes_part(node.rank, node.round):
+            return
         shown, time_s = self._shown(), self._clock.now()
         self._last_shown = shown.number
         busy = BusySeconds(self._host.computing_s, None, None)
