@@ -273,7 +273,7 @@ def test_a_frozen_node_is_shown_with_growing_age(tmp_path: Path) -> None:
 
 def test_a_node_back_from_a_checkpoint_is_shown_with_its_model_and_age(tmp_path: Path) -> None:
     table = faulty(
-        tmp_path, name="crash", nodes=[2], at_s=2.0, restart_after_s=1.4, restart_from="checkpoint"
+        tmp_path, name="crash", nodes=[2], at_s=2.05, restart_after_s=1.4, restart_from="checkpoint"
     )
     assert table.filter(pl.col("time_s").is_between(2.1, 3.3)).is_empty()
     saved = table.filter(pl.col("time_s") == 2.0)
