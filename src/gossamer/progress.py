@@ -149,7 +149,8 @@ class Bar(Display):
             self._shown, done = wall, round(_BAR * share)
             bar, of = "█" * done + "░" * (_BAR - done), f"/{self._rounds}" if self._rounds else ""
             position = f"round {rounds // self._nodes}{of}  {self._clock} {time_s:.4g} s"
-            latest = f"at {self._at}: {self._latest}" if self._latest else ""
+            # Without the range of the nodes, for which a terminal has no room.
+            latest = f"{self._latest.partition(' (')[0]} at {self._at}" if self._latest else ""
             parts = (bar, position, self.left(share), latest)
             self.show("  ".join(filter(None, parts)))
 

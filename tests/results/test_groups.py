@@ -179,8 +179,12 @@ def test_runs_join_at_common_complete_rounds_and_end(tmp_path: Path) -> None:
 
 
 def test_runs_join_over_time_at_common_instants(tmp_path: Path) -> None:
-    """From where both runs have begun (0.5 s) until the first one ends (2 s), each with its value at that time."""
-    curves = ([(0.0, 0.0), (1.0, 0.2), (2.0, 0.4)], [(0.5, 0.1), (1.25, 0.5), (3.0, 0.9)])
+    """From where all runs have begun (0.5 s) until the first one ends (2 s), each with its value at that time."""
+    curves = (
+        [(0.0, 0.0), (1.0, 0.2), (2.0, 0.4)],
+        [(0.5, 0.1), (1.25, 0.5), (3.0, 0.9)],
+        [(0.0, 0.3), (5.0, 0.9)],
+    )
     runs = tuple(
         timed(
             tmp_path,
@@ -192,11 +196,12 @@ def test_runs_join_over_time_at_common_instants(tmp_path: Path) -> None:
     )
     table = group_curve(Group("a", runs), "test_accuracy", "time_s")
     assert table["time_s"].to_list() == [0.5, 1.0, 1.25, 2.0]
-    assert table["mean"].to_list() == pytest.approx(
-        [(0.0 + 0.1) / 2, (0.2 + 0.1) / 2, (0.2 + 0.5) / 2, (0.4 + 0.5) / 2]
+    values = np.array([(0.0, 0.1, 0.3), (0.2, 0.1, 0.3), (0.2, 0.5, 0.3), (0.4, 0.5, 0.3)])
+    assert table["mean"].to_list() == pytest.approx(values.mean(axis=1))
+    # Student's t with two degrees of freedom.
+    assert table["half"].to_list() == pytest.approx(
+        4.30265 * values.std(axis=1, ddof=1) / math.sqrt(3), rel=1e-4
     )
-    differences = np.array([0.1, 0.1, 0.3, 0.1])
-    assert table["half"].to_list() == pytest.approx(12.7062 * differences / 2, rel=1e-4)
     by_bytes = group_curve(Group("a", runs), "test_accuracy", "bytes")  # 200 bytes a second
     assert by_bytes["bytes"].to_list() == [100, 200, 250, 400]
     assert by_bytes["mean"].to_list() == pytest.approx(table["mean"].to_list())

@@ -35,7 +35,8 @@ def test_rows_of_several_processes_are_sorted_and_columns_fixed(folder: RunFolde
     fill(folder, "metrics", 1, {"node": 1, "round": 0, "alpha": "x", "test_loss": math.nan})
     table = read_metrics(folder.path)
     assert table.columns == [
-        *("node", "round", "step", "time_s", "wall_s", "moment", "train_loss", "test_loss", "test_accuracy"),
+        *("node", "round", "step", "time_s", "wall_s", "model_age_s", "network_bytes", "moment"),
+        *("train_loss", "test_loss", "test_accuracy"),
         *(
             "bytes_sent",
             "bytes_received",
@@ -47,7 +48,7 @@ def test_rows_of_several_processes_are_sorted_and_columns_fixed(folder: RunFolde
                 "messages_taken",
                 "messages_refused",
             ),
-            *("network_bytes", "staleness_s", "staleness_max_s"),
+            *("staleness_s", "staleness_max_s"),
             *("idle_share", "uplink_share", "downlink_share"),
             "consensus_distance",
             "alpha",

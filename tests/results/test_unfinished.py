@@ -77,7 +77,9 @@ def test_reached_levels_are_told_from_unfinished_runs(tmp_path: Path) -> None:
 
 def test_few_seeds_print_their_values(tmp_path: Path) -> None:
     def two(name: str, *values: float) -> Group:
-        return Group(name, tuple(ended(tmp_path, seed, value) for seed, value in enumerate(values)))
+        by_rounds = {"evaluation": {"every_rounds": 1}}
+        runs = [ended(tmp_path, seed, value, **by_rounds) for seed, value in enumerate(values)]
+        return Group(name, tuple(runs))
 
     pair = [two("a", 0.412, 0.435), two("b", 0.512, 0.385)]
     table = compare(pair, [ACCURACY, measure("time_s to test_accuracy=0.3")], find_baseline("a", pair))
@@ -129,7 +131,7 @@ def test_values_over_some_nodes_and_early_rounds_say_so(tmp_path: Path) -> None:
     )
     run.__dict__["metrics"] = rows
     assert run.summary["test accuracy"] == "0.6000, std 0.1000 over 2 of 3 nodes"
-    assert run.summary["probe accuracy"] == "0.4000 at round 1, std 0.1000 over 2 of 3 nodes"
+    assert run.summary["probe accuracy"] == "0.4000, std 0.1000 over 2 of 3 nodes, round 1"
     table = compare([Group("a", (run,))], [measure("probe_accuracy"), ACCURACY])
     [(_, _, [line])] = table.tables()
     assert line[-2:] == ["40 % at round 1", "60 %"]

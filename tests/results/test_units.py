@@ -145,7 +145,12 @@ def test_differences_that_are_rounding_errors_are_ties(tmp_path: Path) -> None:
 
     def ends(name: str, error: float) -> Group:
         runs = [
-            timed(tmp_path, [(0.0, (0.1,)), (seconds * (1 + k * error), (0.5,))], seed=seed)
+            timed(
+                tmp_path,
+                [(0.0, (0.1,)), (seconds * (1 + k * error), (0.5,))],
+                seed=seed,
+                evaluation={"every_rounds": 1},
+            )
             for k, (seed, seconds) in enumerate(times.items(), 1)
         ]
         return Group(name, tuple(runs))
