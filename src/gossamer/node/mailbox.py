@@ -471,7 +471,7 @@ class Mailbox:
         if saved:
             raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
-    def restore(self, messages: Iterable[Message], saved: Mapping[str, Any], *, again: bool) -> None:
+    def restore(self, messages: Iterable[Message], saved: Mapping[str, Any], *, again: bool = False) -> None:
         """Continue with saved values. Messages that have arrived already come after the saved ones. ``again`` is
         as in :meth:`NodeRuntime.restore`."""
         if again:
