@@ -103,8 +103,9 @@ def results(sweep: Sweep) -> pl.DataFrame:
         The cell's labels; ``seed``, ``status``, ``cause``; each metric as the mean over the nodes of their newest
         rows (for ages and shares of time, over the whole run), and ``best_<metric>`` as the best mean of
         ``evaluations_<metric>`` complete evaluations, on the set on which it is measured;
-        ``shown``, which models these are of (:attr:`~gossamer.results.run.Run.shown`); ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all
-        nodes; ``run``, the run's folder within the sweep's. Values that are not recorded are null.
+        ``shown``, which models these are of (:attr:`~gossamer.results.run.Run.shown`); ``rounds``, ``time_s`` (the
+        engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder
+        within the sweep's. Values that are not recorded are null.
     """
     by_run = states(sweep)
     finals = {run: _final(state) for run, state in by_run.items()}
@@ -150,8 +151,8 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
 
     Returns:
         A row per cell, in the table's order: its labels, ``runs`` (the number that have the metric),
-        ``mean`` (null if a run of the cell diverged, or if some show other models than the others), and ``low`` and ``high``, the ends of the 95 % confidence
-        interval by Student's t (null for fewer than three runs).
+        ``mean`` (null if a run of the cell diverged, or if some show other models than the others), and ``low``
+        and ``high``, the ends of the 95 % confidence interval by Student's t (null for fewer than three runs).
     """
     labels = table.columns[: table.columns.index("seed")]
     accepted = [name for name in table.columns if name not in {*labels, *_STATE, "shown", "run"}]
@@ -200,8 +201,8 @@ def groups_of(sweep: Sweep) -> list[Group]:
         shown = dict.fromkeys(run.shown for run in runs[name]) or {"round": None}
         for of in shown:
             label = planned.short if len(shown) == 1 else shown_label(planned.short, of)
-            members = tuple(run for run in runs[name] if run.shown == of)
-            found.append(Group(label, members, planned.cell.labels, len(sweep.seeds)))
+            alike = tuple(run for run in runs[name] if run.shown == of)
+            found.append(Group(label, alike, planned.cell.labels, len(sweep.seeds)))
     return found
 
 
