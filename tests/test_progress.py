@@ -72,6 +72,17 @@ def test_line_summarizes_all_nodes_at_one_evaluation(
     )
 
 
+def test_time_of_a_line_is_that_of_the_server_and_not_of_its_clients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = Lines(described({"rounds": 10}))
+    lines.start({"nodes": 2, "parameters": 5, "outcome_ranks": [1]})
+    lines.row(row(0, 5, "round", train_loss=1.0) | {"time_s": 0.0})
+    lines.row(row(1, 5, "round", test_accuracy=0.7))
+    lines.row(row(NETWORK, 5, "round"))
+    assert capsys.readouterr().err.splitlines()[-1].startswith("round 5  virtual time 2 s  wall time")
+
+
 def test_line_has_the_bytes_of_the_network_and_the_last_one_no_time_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from gossamer.results.formatting import bytes_text, numerals
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import Evaluations
+from gossamer.results.recorder import NETWORK, Evaluations
 from gossamer.runtime.recording import stopwatch
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class Display(Observer):
 
     def __init__(self, experiment: Experiment) -> None:
         self._name, self._nodes = experiment.name, experiment.nodes
+        self._outcome: Collection[int] = range(experiment.nodes)  # the nodes whose models are the outcome
         self._rounds, self._time_s = experiment.stop.rounds, experiment.stop.time_s
         self._clock = "virtual time" if experiment.engine.name == "simulate" else "time"
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
@@ -70,11 +71,14 @@ class Display(Observer):
         self._evaluations = Evaluations()
 
     def start(self, description: Mapping[str, Any]) -> None:
+        self._outcome = set(description["outcome_ranks"])
         self.show(f"{description['nodes']} nodes, {description['parameters']} parameters each")
 
     def row(self, row: Mapping[str, Any]) -> None:
         self._sent = max(self._sent, row.get("network_bytes") or 0)
-        if (values := self._evaluations.add(row)) is None:
+        # Clients reach a round at their own times, which say nothing about the server's model.
+        client = row["node"] != NETWORK and row["node"] not in self._outcome
+        if (values := self._evaluations.add({**row, "time_s": None} if client else row)) is None:
             return
         self.wall_s = row["wall_s"]
         # Nodes reach a round at their own times; the values are then of no single instant.

@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "algorithms.md"
 VARIANTS: dict[str, dict[str, Any]] = {
     "d-psgd": {"overlap": True},
     "gradient-tracking": {"variant": "diging"},
+    "sgp": {"overlap": 3},
 }
 """The parameters with which a round ends with local steps."""
 
@@ -40,6 +41,7 @@ def test_variants_that_mix_last_end_with_mixing() -> None:
     assert not kinds["d-psgd"]().ends_with_steps()
     assert not kinds["gradient-tracking"]().ends_with_steps()
     assert not kinds["gossip-learning-on-receipt"](create="um").ends_with_steps()
+    assert not kinds["sgp"](overlap=1).ends_with_steps()
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -221,3 +221,10 @@ def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], asked: Any, 
         measures(runs, **asked)
     with pytest.raises(BadInput, match="--per grpah: no axis of the sweep .did you mean 'graph'"):
         compare(groups(runs), measures(runs), None, ["grpah"])
+
+
+def test_bytes_of_a_record_without_totals_are_at_least_those(tmp_path: Path) -> None:
+    groups = [group(tmp_path / name, name, s1=1) for name in ("one", "two")]
+    text = "Bytes are those on record: at least so many were sent."
+    for name, said in (("bytes", True), ("bytes to test_accuracy=0.5", True), ("test_accuracy", False)):
+        assert (text in compare(groups, [measure(name)]).notes) == said, name

@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 import sweeps
+import yaml
 from sweeps import make_sweep
 
 from command_line import Cli
@@ -184,3 +185,27 @@ def test_report_and_sweep_count_the_same_runs(tmp_path: Path, cli: Cli) -> None:
     assert len(load_runs(sweep.folder)) == 7
     with_failed = json.loads(cli("report", str(sweep.folder), "--json", "--unfinished")[1])["table"]
     assert [row["counted"] for row in with_failed if row["measure"] == "test_loss"] == [2, 3, 3]
+
+
+def test_runs_that_show_other_models_are_never_averaged_with_the_rest(tmp_path: Path, cli: Cli) -> None:
+    """The first two seeds of the grid were run by a version that showed the models of the instant."""
+    grid = {"evaluation.every_rounds": None, "evaluation.every_s": 0.5}
+    sweep = make_sweep(tmp_path / "runs", seeds=3, cells={"grid": grid, "rounds": {}})
+    sweeps.run_here(sweep)
+    for planned in sweep.planned[:2]:
+        folder = states(sweep)[planned.run].folder
+        assert folder is not None
+        file = folder / "experiment.yaml"
+        recorded = yaml.safe_load(file.read_text())
+        del recorded["evaluation"]["of"]
+        file.write_text(yaml.safe_dump(recorded, sort_keys=False))
+    write_state(sweep, states(sweep))
+    printed = compared(sweep).rows
+    counts = printed.filter(measure="test_loss").select("group", "counted", "known", "pairs")
+    # The second cell has one baseline that shows the same models as itself.
+    assert counts.rows() == [("grid, of instant", 2, 2, 0), ("grid, of round", 1, 1, 0), ("rounds", 3, 3, 1)]
+    assert sweep.results()["shown"].to_list() == [*["instant"] * 2, *["round"] * 4]
+    assert sweep.summary("test_loss")["mean"].is_null().to_list() == [True, False]
+    code, out, _ = cli("report", str(sweep.folder), "--json", "--out", str(tmp_path / "page.html"))
+    assert code == 0
+    assert pl.DataFrame(json.loads(out)["table"], schema=printed.schema).equals(printed)

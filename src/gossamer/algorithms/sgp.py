@@ -55,6 +55,9 @@ class SGP(Algorithm):
     local_steps: LocalSteps = 1
     overlap: int = Field(default=0, ge=0)
 
+    def ends_with_steps(self) -> bool:
+        return self.overlap > 1  # the steps of rounds without an exchange
+
     def mixing(self) -> Mixing:
         return Mixing(
             weights="1 / (1 + out-degree of the sender), column-stochastic",

@@ -54,6 +54,7 @@ from gossamer.results.tidy import (
     mean_over_rounds,
     rounds_on_record,
     total,
+    totals,
 )
 
 Number = Literal["mean", "difference", "ratio"]
@@ -706,14 +707,21 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
             "The time grid is coarser than the rounds:"
             f" {least if least == most else f'{least} to {most}'} % of the rounds are on record."
         )
-    timed = any(measure.resolution is not _exact and "bytes" in measure.name for measure in measures)
-    if timed and not all(run.metrics["network_bytes"].count() for group in groups for run in group.samples):
-        yield "Bytes of runs of older versions are those that their rows tell of: at least so many were sent."
+    if any("bytes" in re.split("[ =]", measure.name) for measure in measures):
+        partial = [group.label for group in groups if not all(map(_counts_bytes, group.samples))]
+        if partial:
+            of = "" if len(partial) == len(groups) else f" of {some(partial)}"
+            yield f"Bytes{of} are those on record: at least so many were sent."
     yield from evaluation_texts(groups, [measure.name for measure in measures])
     for group in groups:
         for what, values in _origins(group.samples).items():
             if len(values) > 1:
                 yield f"{group.label}: its runs are of {what} {some(sorted(values))}."
+
+
+def _counts_bytes(run: Run) -> bool:
+    """Whether the record has all bytes of a run, at its end and at every instant before."""
+    return bool(totals(run)["exact"]) and run.metrics["network_bytes"].count() > 0
 
 
 def evaluation_texts(groups: Sequence[Group], metrics: Iterable[str]) -> Iterator[str]:

@@ -74,6 +74,11 @@ class Group:
         return len(self.samples) >= FEWEST and not self.diverged
 
     @property
+    def shown(self) -> str | None:
+        """Which models the rows of its runs show (:attr:`Run.shown`); None without runs."""
+        return self.runs[0].shown if self.runs else None
+
+    @property
     def size(self) -> int:
         """The number of runs, planned or begun, one for each seed."""
         return max(self.planned, len(self.attempts))
@@ -88,6 +93,11 @@ def groups(runs: Sequence[Run], *, unfinished: bool = False) -> list[Group]:
         alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
     first = [same[0] for same in alike.values()]
     names = short_names([(run.cell, run.labels) for run in first if run.cell is not None])
+    if len(names) == len(first):
+        names = [
+            shown_label(name, run.shown) if names.count(name) > 1 else name
+            for name, run in zip(names, first, strict=True)
+        ]
     if len(set(names)) < len(first):
         names = distinguishing_names([_settings(run) for run in first])
         names = [
@@ -124,6 +134,11 @@ def labels(runs: Sequence[Run], *, statuses: bool = True) -> list[str]:
 def member_label(group: Group, run: Run) -> str:
     """The name of a run among others of its group."""
     return f"{group.label}, seed {run.experiment.get('seed')}{ended(run)}"
+
+
+def shown_label(name: str, shown: str) -> str:
+    """The name of the part of a cell whose rows show other models than those of the rest."""
+    return f"{name}, of {shown}"
 
 
 def ended(run: Run) -> str:
@@ -223,8 +238,9 @@ class Baseline(NamedTuple):
 def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
     """The baseline with a name. A group's label makes this group the baseline of all groups. The name may also
     be an entry of ``cells`` or a ``field=value`` of the grid, which several groups of a sweep share: each group
-    is then compared with the one of these that equals it in everything else. BadInput for a name that fits no group, or
-    several."""
+    is then compared with the one of these that equals it in everything else. Where the rows of some of its runs show
+    other models than those of the others, it is compared with those that show the same as its own. BadInput for a
+    name that fits no group, or several."""
     matches = [group for group in groups if group.label == name]
     if len(matches) == 1:
         return Baseline(name, {group.label: matches[0] for group in groups})
@@ -235,13 +251,19 @@ def find_baseline(name: str, groups: Sequence[Group]) -> Baseline:
             group.label: _key({other: value for other, value in group.labels.items() if other != key})
             for group in groups
         }
-        bases = {points[group.label]: group for group in matches}
-        if len(bases) == len(matches):
+        bases: dict[str, dict[str | None, Group]] = {}
+        for group in matches:
+            bases.setdefault(points[group.label], {})[group.shown] = group
+        if sum(map(len, bases.values())) == len(matches):
             others = [other for other in differing([g.labels for g in groups if g.labels]) if other != key]
             title = name + (f" at the same {', '.join(others)}" if others else "")
-            return Baseline(
-                title, {label: bases[point] for label, point in points.items() if point in bases}, key
-            )
+            found: dict[str, Group] = {}
+            for group in groups:
+                alike = bases.get(points[group.label], {})
+                base = next(iter(alike.values())) if len(alike) == 1 else alike.get(group.shown)
+                if base is not None:
+                    found[group.label] = base
+            return Baseline(title, found, key)
     known = list(dict.fromkeys([*(group.label for group in groups), *parts]))
     raise BadInput(
         f"--baseline {name}: {f'{len(matches)} groups are' if matches else 'no group is'} called that"

@@ -13,13 +13,14 @@ import polars as pl
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results import comparison, schema
 from gossamer.results.folder import atomic, read_status, write_json, write_table
-from gossamer.results.groups import Group, default_baseline, find_baseline
+from gossamer.results.groups import Group, default_baseline, find_baseline, shown_label
 from gossamer.results.run import Run
 from gossamer.results.tidy import confidence, final_summary
 from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
 _FIGURES: dict[str, Any] = {
+    "shown": pl.String,
     "rounds": pl.Int64,
     "time_s": pl.Float64,
     "wall_s": pl.Float64,
@@ -102,8 +103,9 @@ def results(sweep: Sweep) -> pl.DataFrame:
         The cell's labels; ``seed``, ``status``, ``cause``; each metric as the mean over the nodes of their newest
         rows (for ages and shares of time, over the whole run), and ``best_<metric>`` as the best mean of
         ``evaluations_<metric>`` complete evaluations, on the set on which it is measured;
-        ``rounds``, ``time_s`` (the engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all
-        nodes; ``run``, the run's folder within the sweep's. Values that are not recorded are null.
+        ``shown``, which models these are of (:attr:`~gossamer.results.run.Run.shown`); ``rounds``, ``time_s`` (the
+        engine's), ``wall_s`` (real), ``bytes_sent`` and ``messages_...`` of all nodes; ``run``, the run's folder
+        within the sweep's. Values that are not recorded are null.
     """
     by_run = states(sweep)
     finals = {run: _final(state) for run, state in by_run.items()}
@@ -128,13 +130,14 @@ def results(sweep: Sweep) -> pl.DataFrame:
 def _final(state: State) -> dict[str, Any]:
     """The final figures of a run, by column name; empty for a run that was not begun or can't be read."""
     try:
-        final = None if state.folder is None else final_summary(Run(state.folder))
+        if state.folder is None:
+            return {}
+        run = Run(state.folder)
+        final, shown = final_summary(run), run.shown
     except BadInput as error:  # the results of the other runs are kept
         log.error("%s", error)
         return {}
-    if final is None:
-        return {}
-    figures: dict[str, Any] = {name: value.mean for name, value in final.metrics.items()}
+    figures: dict[str, Any] = {"shown": shown} | {name: value.mean for name, value in final.metrics.items()}
     for name, value in final.metrics.items():
         if value.best:
             figures |= {f"best_{name}": value.best.mean, f"evaluations_{name}": value.best.of}
@@ -148,19 +151,20 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
 
     Returns:
         A row per cell, in the table's order: its labels, ``runs`` (the number that have the metric),
-        ``mean`` (null if a run of the cell diverged), and ``low`` and ``high``, the ends of the 95 % confidence
-        interval by Student's t (null for fewer than three runs).
+        ``mean`` (null if a run of the cell diverged, or if some show other models than the others), and ``low``
+        and ``high``, the ends of the 95 % confidence interval by Student's t (null for fewer than three runs).
     """
     labels = table.columns[: table.columns.index("seed")]
-    accepted = [name for name in table.columns if name not in {*labels, *_STATE, "run"}]
+    accepted = [name for name in table.columns if name not in {*labels, *_STATE, "shown", "run"}]
     if metric not in accepted:
         raise BadInput(f"metric: got {metric!r}{suggest(metric, accepted)}; accepted: {listed(accepted)}")
     values = pl.col(metric).cast(pl.Float64).filter(status="done").drop_nulls()
-    diverged = (pl.col("status") == "diverged").sum().cast(pl.Int64).alias("diverged")
-    cells = table.group_by(labels, maintain_order=True).agg(values, diverged)
+    shown = pl.col("shown").filter(status="done").n_unique() if "shown" in table.columns else pl.lit(1)
+    without = ((pl.col("status") == "diverged").any() | (shown > 1)).alias("without")
+    cells = table.group_by(labels, maintain_order=True).agg(values, without)
     intervals = [
-        None if failed else confidence(numbers)
-        for numbers, failed in zip(cells[metric].to_list(), cells["diverged"], strict=True)
+        None if no_mean else confidence(numbers)
+        for numbers, no_mean in zip(cells[metric].to_list(), cells["without"], strict=True)
     ]
     ends = [
         (None, None)
@@ -175,11 +179,12 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
         "high": [high for _, high in ends],
     }
     kinds = {"runs": pl.Int64, **dict.fromkeys(("mean", "low", "high"), pl.Float64)}
-    return cells.drop(metric, "diverged").hstack(pl.DataFrame(figures, schema=kinds))
+    return cells.drop(metric, "without").hstack(pl.DataFrame(figures, schema=kinds))
 
 
 def groups_of(sweep: Sweep) -> list[Group]:
-    """The cells as groups of their runs. Unreadable runs do not count."""
+    """The cells as groups of their runs. Unreadable runs do not count. A cell is several groups if the rows of its
+    runs show different models, since an older version made some of them."""
     by_run, runs = states(sweep), dict[str, list[Run]]()
     for planned in sweep.planned:
         state, members = by_run[planned.run], runs.setdefault(planned.cell.name, [])
@@ -191,10 +196,14 @@ def groups_of(sweep: Sweep) -> list[Group]:
             except BadInput as error:
                 log.error("%s", error)
     cells = {planned.cell.name: planned for planned in sweep.planned}
-    return [
-        Group(planned.short, tuple(runs[name]), planned.cell.labels, len(sweep.seeds))
-        for name, planned in cells.items()
-    ]
+    found = []
+    for name, planned in cells.items():
+        shown = dict.fromkeys(run.shown for run in runs[name]) or {"round": None}
+        for of in shown:
+            label = planned.short if len(shown) == 1 else shown_label(planned.short, of)
+            alike = tuple(run for run in runs[name] if run.shown == of)
+            found.append(Group(label, alike, planned.cell.labels, len(sweep.seeds)))
+    return found
 
 
 def compared(sweep: Sweep, baseline: str | None = None, unit: str = "seed") -> comparison.Comparison:

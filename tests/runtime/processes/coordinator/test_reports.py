@@ -31,6 +31,17 @@ def test_total_is_the_sum_of_last_reports() -> None:
     assert sorted(traffic.bytes_sent for traffic in reports.all()) == [30, 150]
 
 
+def test_process_that_ends_before_it_takes_part_takes_nothing_from_the_total() -> None:
+    reports = TrafficReports()
+    reports.take(0, sent(100), 1.0, 50.0)
+    reports.take(1, sent(30), 2.0, 51.0)
+    reports.ends(0, 52.0)
+    reports.take(0, Traffic(messages_received=1), 3.0, 53.0)  # of the next process, which was not let in
+    assert reports.bytes_sent == 130
+    assert reports.of(0) == sent(100)
+    assert sum(traffic.messages_sent for traffic in reports.all()) == 13
+
+
 def test_report_that_comes_late_counts_from_its_own_instant() -> None:
     reports = TrafficReports()
     reports.take(0, sent(100), 10.0, 0.0)

@@ -30,8 +30,11 @@ class TrafficReports:
         self._reported_at[rank] = now
 
     def take(self, rank: int, traffic: Traffic, time_s: float, now: float) -> None:
-        """Take a report that a node made at ``time_s``, at least 0."""
+        """Take a report that a node made at ``time_s``, at least 0. A report of less than the node has sent already is
+        that of a new process which has not taken part, and does not continue the counters."""
         sent = traffic.bytes_sent - self.of(rank).bytes_sent
+        if sent < 0:
+            return
         self._last[rank], self._reported_at[rank] = traffic, now
         self.bytes_sent += sent
         times_s, totals = self._times_s, self._totals
