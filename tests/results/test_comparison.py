@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 from scipy.stats import t
 
-from gossamer import BadInput, Sweep, run_sweep
+import gossamer
+from gossamer import BadInput, Experiment, Sweep, run_sweep
 from gossamer.results.comparison import Measure, compare, measure, measures
 from gossamer.results.groups import Group, default_baseline, find_baseline, groups
 from gossamer.results.run import Run, load_runs
@@ -228,3 +229,29 @@ def test_bytes_of_a_record_without_totals_are_at_least_those(tmp_path: Path) -> 
     text = "Bytes are those on record: at least so many were sent."
     for name, said in (("bytes", True), ("bytes to test_accuracy=0.5", True), ("test_accuracy", False)):
         assert (text in compare(groups, [measure(name)]).notes) == said, name
+
+
+def test_groups_whose_rounds_end_with_unmixed_steps_are_named(tmp_path: Path) -> None:
+    def recorded(algorithm: str, of: str) -> Run:
+        described = {
+            "nodes": 3,
+            "task": {"name": "least-squares", "features": 3, "samples": 30, "test_samples": 20},
+            "algorithm": algorithm,
+            "network": {"name": "uniform", "latency_s": 0.001},
+            "evaluation": {"every_rounds": 1, "of": of},
+            "stop": {"rounds": 2},
+        }
+        return gossamer.run(Experiment.of(described), tmp_path)
+
+    cells = {
+        "a": ("d-psgd", "round"),
+        "b": ("swift", "round"),
+        "c": ("swift", "mixed"),
+        "d": ("local", "round"),
+    }
+    notes = compare(
+        [Group(label, (recorded(*cell),)) for label, cell in cells.items()], [measure("test_loss")]
+    ).notes
+    [unmixed] = [note for note in notes if "not mixed yet" in note]
+    assert unmixed.startswith("Rounds of b end with local steps")
+    assert any(note.startswith("Values of c are those of the last mixing") for note in notes)

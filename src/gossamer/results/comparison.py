@@ -700,6 +700,16 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
         labels = [group.label for group in groups if of in {run.shown for run in group.samples}]
         if labels:
             yield f"Values {'' if len(labels) == len(groups) else f'of {some(labels)} '}are {text}."
+    unmixed = [
+        group.label
+        for group in groups
+        if any(run.shown == "round" and run.setup.get("ends_with_steps") for run in group.samples)
+    ]
+    if unmixed:
+        yield (
+            f"Rounds of {some(unmixed)} end with local steps that are not mixed yet; with evaluation.of: mixed, records show"
+            " the last mixing."
+        )
     on_grid = [rounds_on_record(run) for group in groups for run in group.samples if run.every_s is not None]
     if coarser := [shown / rounds for shown, rounds in on_grid if shown < rounds]:
         least, most = (f"{100 * share:.0f}" for share in (min(coarser), max(coarser)))

@@ -68,6 +68,7 @@ class SetupFile(TypedDict, total=False):
     samples: list[Count]
     labels: list[list[Count]] | None
     classes: list[str] | None
+    ends_with_steps: bool
     evaluation_samples: dict[str, Annotated[list[Count], Meta(min_length=2, max_length=2)]]
     poisoned: list[list[Rank]]
     mixing: MixingField | None
