@@ -32,10 +32,12 @@ def experiment(**changes: Any) -> Experiment:
 @pytest.mark.parametrize(
     ("changes", "vectors"),
     [
-        ({}, 1),
-        ({"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}, 2),
-        ({"optimizer": {"name": "adam", "lr": 0.1}}, 3),
-        ({"optimizer": {"name": "adam", "lr": 0.1, "reset_every_round": True}}, 1),
+        # A node's own model, and the one with which its last round ended.
+        ({}, 2),
+        ({"evaluation": {"of": "instant"}}, 1),
+        ({"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9}}, 3),
+        ({"optimizer": {"name": "adam", "lr": 0.1}}, 4),
+        ({"optimizer": {"name": "adam", "lr": 0.1, "reset_every_round": True}}, 2),
     ],
 )
 def test_models_and_optimizer_states_must_fit_in_memory(

@@ -149,7 +149,7 @@ def test_many_cancellations_leave_other_events_unchanged(events: list[tuple[int,
     assert log == sorted((time, number) for number, (time, kept) in enumerate(events) if kept)
 
 
-@given(st.integers(0, 2**62))
+@given(st.integers(0, 2**62 - 1))
 def test_whole_nanoseconds_are_kept(ns: int) -> None:
     clock = Clock()
     clock.at(ns, Order.TIMER, 0, lambda: None)

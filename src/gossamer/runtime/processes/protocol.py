@@ -64,7 +64,7 @@ class FinalModel(ProtocolMessage):
     round: int
     model: bytearray
     private: int | None  # bytes of memory that its process shared with no other
-    has_mixed: bool  # counted for ``evaluation.of: mixed``
+    has_mixed: bool = True  # counted for ``evaluation.of: mixed``
 
 
 class Marked(ProtocolMessage):

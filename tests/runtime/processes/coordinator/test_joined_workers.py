@@ -77,7 +77,7 @@ def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
         take=lambda rank, message, now: deaths.append(rank),
     )
     coordinator._note = lambda rank, message: None
-    coordinator._rows = SimpleNamespace(reached=False)
+    coordinator._rows = SimpleNamespace(target_met=lambda: False)
     scene.workers._emit = coordinator._take
     scene.workers._lose("a", "it was out of reach for 10 s")
     assert deaths == [1]  # node 2 has not joined yet, and will on another worker
