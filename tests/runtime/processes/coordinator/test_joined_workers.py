@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import selectors
 import socket
-import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
