@@ -421,6 +421,20 @@ def test_resolution_on_a_grid_is_its_step(tmp_path: Path) -> None:
     assert resolution(old, goal) == (0.25, 0)
 
 
+@pytest.mark.parametrize(("of", "round"), [("round", 0), ("mixed", 1)], ids=["without rounds", "mixed"])
+def test_models_that_change_without_a_new_round_are_known_at_their_rows_only(
+    of: str, round: int, tmp_path: Path
+) -> None:
+    """A protocol without rounds is shown as it is, and several mixings may end between two rows of ``mixed``."""
+    rows = [
+        {"node": 0, "round": round * k, "time_s": 5.0 * k, "moment": f"tick {k}", "test_accuracy": k / 10}
+        for k in range(4)
+    ]
+    run = recorded(tmp_path, rows, evaluation={"every_s": 5.0, "of": of})
+    goal = "time_s to test_accuracy=0.2"
+    assert (measure(goal).of(run), resolution(run, goal)) == (10.0, (5.0, 0))
+
+
 def test_coarse_answers_are_marked_and_not_compared(tmp_path: Path) -> None:
     coarse = recorded(tmp_path, paced(1.0, 0.1, rounds=40, every=10), seed=1)
     fine = recorded(tmp_path, paced(1.0, 0.1, rounds=40), seed=1)

@@ -311,18 +311,19 @@ class Steps:
     @cached_property
     def _known(self) -> dict[int, tuple[list[float], list[float]]]:
         """By node: from when each row counts, and how long its model is known to be the newest one: until the row's
-        own instant, or until the next row if that is of the same round or the next one. Nothing changes after the last row of
-        a run that has ended by itself."""
+        own instant, or until the next row if that is of the next round. (Outside of rounds and, with ``of: mixed``, within
+        them, a model may change many times.) Nothing changes after the last row of a run that has ended by itself."""
         start = {"from_s": 0.0, "time_s": 0.0, "round": 0, "at_round": True}
         known: dict[int, tuple[list[float], list[float]]] = {}
         ended = self._run.status in ("done", "diverged")
         rows = self._rows.filter(pl.col("value").is_not_null()).sort("from_s", "time_s", maintain_order=True)
-        at_round = _MOMENT.str.contains("round") | pl.lit(self._run.shown != "instant")
+        shown = self._run.shown
+        at_round = pl.lit(shown == "round") | (_MOMENT.str.contains("round") & pl.lit(shown == "instant"))
         rows = rows.select("node", "from_s", "time_s", "round", at_round=at_round)
         for (node,), of_node in rows.group_by("node", maintain_order=True):
             own = [start, *of_node.drop("node").to_dicts()]
             until = [
-                later["from_s"] if later["at_round"] and later["round"] <= row["round"] + 1 else row["time_s"]
+                later["from_s"] if later["at_round"] and later["round"] == row["round"] + 1 else row["time_s"]
                 for row, later in pairwise(own)
             ]
             known[int(node)] = (
