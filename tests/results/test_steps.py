@@ -435,6 +435,25 @@ def test_models_that_change_without_a_new_round_are_known_at_their_rows_only(
     assert (measure(goal).of(run), resolution(run, goal)) == (10.0, (5.0, 0))
 
 
+def test_node_that_is_back_is_of_the_round_of_its_checkpoint(tmp_path: Path) -> None:
+    """Rounds of a second. Node 1 crashes at 4.5 s, is back at 6.5 s with its model of round 2, and is last seen with it."""
+    rows = [
+        {"node": node, "round": k, "time_s": float(k), "moment": f"tick {k}", "test_accuracy": k / 10}
+        for node in (0, 1)
+        for k in range(8)
+        if node == 0 or k < 5
+    ]
+    rows.append(rows[10] | {"time_s": 7.0, "moment": "tick 7", "model_age_s": 5.0})
+    events = [(4.5, 1, "lost"), (6.5, 1, "returned")]
+    run = recorded(tmp_path, rows, events, evaluation={"every_s": 1.0, "of": "round"})
+    value = final(run, "test_accuracy")
+    assert value is not None
+    assert (value.mean, value.round_least, value.round_most) == (pytest.approx((0.7 + 0.2) / 2), 2, 7)
+    # The row of 7 s says nothing about the time before the return.
+    assert resolution(run, "test_accuracy at time_s=4.4") == (pytest.approx(0.4), 1)
+    assert means(run)[-2:] == [(6.5, pytest.approx((0.6 + 0.2) / 2), 2), (7.0, pytest.approx(0.45), 2)]
+
+
 def test_coarse_answers_are_marked_and_not_compared(tmp_path: Path) -> None:
     coarse = recorded(tmp_path, paced(1.0, 0.1, rounds=40, every=10), seed=1)
     fine = recorded(tmp_path, paced(1.0, 0.1, rounds=40), seed=1)
