@@ -532,6 +532,19 @@ def test_distances_of_equal_rounds_have_no_place_on_a_time_axis(tmp_path: Path) 
     assert means(together, "consensus_distance") == [(0.0, 0.0, 1), (1.0, 1.0, 1), (2.0, 2.0, 1)]
 
 
+def test_distance_of_the_last_round_says_so_if_a_model_has_changed_since(tmp_path: Path) -> None:
+    rows = [
+        {"node": node, "round": k, "time_s": float(k), "test_accuracy": 0.5}
+        for k in range(3)
+        for node in (0, 1)
+    ]
+    rows += [{"node": -1, "round": k, "time_s": float(k), "consensus_distance": 0.25} for k in range(3)]
+    for later, text in (([], ""), ([rows[4] | {"time_s": 9.0, "moment": "end"}], "round 2")):
+        value = final(recorded(tmp_path, rows + later), "consensus_distance")
+        assert value is not None
+        assert (value.mean, value.before(2)) == (0.25, text)
+
+
 def test_distances_on_a_grid_are_of_its_instants_only(tmp_path: Path) -> None:
     rows = [{**row, "moment": "round"} for row in network_rows()]
     rows += [
