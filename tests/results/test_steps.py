@@ -421,6 +421,39 @@ def test_resolution_on_a_grid_is_its_step(tmp_path: Path) -> None:
     assert resolution(old, goal) == (0.25, 0)
 
 
+@pytest.mark.parametrize(("of", "round"), [("round", 0), ("mixed", 1)], ids=["without rounds", "mixed"])
+def test_models_that_change_without_a_new_round_are_known_at_their_rows_only(
+    of: str, round: int, tmp_path: Path
+) -> None:
+    """A protocol without rounds is shown as it is, and several mixings may end between two rows of ``mixed``."""
+    rows = [
+        {"node": 0, "round": round * k, "time_s": 5.0 * k, "moment": f"tick {k}", "test_accuracy": k / 10}
+        for k in range(4)
+    ]
+    run = recorded(tmp_path, rows, evaluation={"every_s": 5.0, "of": of})
+    goal = "time_s to test_accuracy=0.2"
+    assert (measure(goal).of(run), resolution(run, goal)) == (10.0, (5.0, 0))
+
+
+def test_node_that_is_back_is_of_the_round_of_its_checkpoint(tmp_path: Path) -> None:
+    """Rounds of a second. Node 1 crashes at 4.5 s, is back at 6.5 s with its model of round 2, and is last seen with it."""
+    rows = [
+        {"node": node, "round": k, "time_s": float(k), "moment": f"tick {k}", "test_accuracy": k / 10}
+        for node in (0, 1)
+        for k in range(8)
+        if node == 0 or k < 5
+    ]
+    rows.append(rows[10] | {"time_s": 7.0, "moment": "tick 7", "model_age_s": 5.0})
+    events = [(4.5, 1, "lost"), (6.5, 1, "returned")]
+    run = recorded(tmp_path, rows, events, evaluation={"every_s": 1.0, "of": "round"})
+    value = final(run, "test_accuracy")
+    assert value is not None
+    assert (value.mean, value.round_least, value.round_most) == (pytest.approx((0.7 + 0.2) / 2), 2, 7)
+    # The row of 7 s says nothing about the time before the return.
+    assert resolution(run, "test_accuracy at time_s=4.4") == (pytest.approx(0.4), 1)
+    assert means(run)[-2:] == [(6.5, pytest.approx((0.6 + 0.2) / 2), 2), (7.0, pytest.approx(0.45), 2)]
+
+
 def test_coarse_answers_are_marked_and_not_compared(tmp_path: Path) -> None:
     coarse = recorded(tmp_path, paced(1.0, 0.1, rounds=40, every=10), seed=1)
     fine = recorded(tmp_path, paced(1.0, 0.1, rounds=40), seed=1)
@@ -497,6 +530,19 @@ def test_distances_of_equal_rounds_have_no_place_on_a_time_axis(tmp_path: Path) 
     # Nodes that reach every round together are at one instant.
     together = recorded(tmp_path, network_rows(paces=(1.0, 1.0)))
     assert means(together, "consensus_distance") == [(0.0, 0.0, 1), (1.0, 1.0, 1), (2.0, 2.0, 1)]
+
+
+def test_distance_of_the_last_round_says_so_if_a_model_has_changed_since(tmp_path: Path) -> None:
+    rows = [
+        {"node": node, "round": k, "time_s": float(k), "test_accuracy": 0.5}
+        for k in range(3)
+        for node in (0, 1)
+    ]
+    rows += [{"node": -1, "round": k, "time_s": float(k), "consensus_distance": 0.25} for k in range(3)]
+    for later, text in (([], ""), ([rows[4] | {"time_s": 9.0, "moment": "end"}], "round 2")):
+        value = final(recorded(tmp_path, rows + later), "consensus_distance")
+        assert value is not None
+        assert (value.mean, value.before(2)) == (0.25, text)
 
 
 def test_distances_on_a_grid_are_of_its_instants_only(tmp_path: Path) -> None:

@@ -270,7 +270,9 @@ class Steps:
         index = int(counted[-1])
         [values] = self.values([index])
         counts = pl.col("node").is_in(list(values)) & pl.col("value").is_not_null()
-        newest = self._rows.filter(counts).sort("from_s", maintain_order=True).group_by("node").last()
+        newest = (
+            self._rows.filter(counts).group_by("node", maintain_order=True).last()
+        )  # rows are in the order of time
         with np.errstate(invalid="ignore"):
             std = float(np.std(list(values.values())))
         return {
@@ -300,29 +302,36 @@ class Steps:
         for rank in self.values([step])[0] if step >= 0 else ():
             starts, known = self._known[rank]
             k = rows_until(starts, time_s)
-            known_s = known[k - 1] if k else 0.0
-            returns = self._returns.get(rank, [])
-            if (back := bisect_right(returns, time_s)) > 0:
-                known_s = max(known_s, returns[back - 1])
+            known_s = max(known[k - 1] if k else 0.0, self._last_return(rank, time_s))
             if time_s - known_s > oldest.age_s:
                 oldest = Resolution(time_s - known_s, rank, time_s)
         return oldest
 
+    def _last_return(self, rank: int, time_s: float) -> float:
+        """When a node has returned or joined for the last time until an instant; 0 if it was never away."""
+        returns = self._returns.get(rank, [])
+        back = bisect_right(returns, time_s)
+        return returns[back - 1] if back else 0.0
+
     @cached_property
     def _known(self) -> dict[int, tuple[list[float], list[float]]]:
         """By node: from when each row counts, and how long its model is known to be the newest one: until the row's
-        own instant, or until the next row if that is of the same round or the next one. Nothing changes after the last row of
-        a run that has ended by itself."""
+        own instant, or until the next row if that is of the next round. (Outside of rounds and, with ``of: mixed``, within
+        them, a model may change many times.) Nothing changes after the last row of a run that has ended by itself."""
         start = {"from_s": 0.0, "time_s": 0.0, "round": 0, "at_round": True}
         known: dict[int, tuple[list[float], list[float]]] = {}
         ended = self._run.status in ("done", "diverged")
-        rows = self._rows.filter(pl.col("value").is_not_null()).sort("from_s", "time_s", maintain_order=True)
-        at_round = _MOMENT.str.contains("round") | pl.lit(self._run.shown != "instant")
+        rows = self._rows.filter(pl.col("value").is_not_null())
+        shown = self._run.shown
+        at_round = pl.lit(shown == "round") | (_MOMENT.str.contains("round") & pl.lit(shown == "instant"))
         rows = rows.select("node", "from_s", "time_s", "round", at_round=at_round)
         for (node,), of_node in rows.group_by("node", maintain_order=True):
-            own = [start, *of_node.drop("node").to_dicts()]
+            own = of_node.drop("node").to_dicts()
+            for row in own:
+                row["from_s"] = max(row["from_s"], self._last_return(node, row["time_s"]))
+            own = [start, *sorted(own, key=itemgetter("from_s", "time_s"))]
             until = [
-                later["from_s"] if later["at_round"] and later["round"] <= row["round"] + 1 else row["time_s"]
+                later["from_s"] if later["at_round"] and later["round"] == row["round"] + 1 else row["time_s"]
                 for row, later in pairwise(own)
             ]
             known[int(node)] = (

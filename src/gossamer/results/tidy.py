@@ -280,7 +280,7 @@ class FinalValue:
     the end do not count.
 
     ``best`` is the best mean at a complete evaluation point, for metrics of model quality (those of evaluation sets, and the
-    training loss). ``early``: other metrics have a later complete evaluation."""
+    training loss). ``early``: other metrics have a later complete evaluation, or nodes have later models."""
 
     mean: float
     std: float
@@ -299,8 +299,9 @@ class FinalValue:
         return f"over {nodes_text(self.count, self.nodes)}"
 
     def before(self, last: int | None) -> str:
-        """The rounds of the value, such as "rounds 3 to 5", unless all of its nodes were in round ``last``."""
-        if self.round_least == self.round_most and self.round_most >= (last or 0):
+        """The rounds of the value, such as "rounds 3 to 5", unless it is the last one and all of its nodes were in round
+        ``last``."""
+        if self.round_least == self.round_most and self.round_most >= (last or 0) and not self.early:
             return ""
         return rounds_text(self.round_least, self.round_most)
 
@@ -387,8 +388,14 @@ def final(run: Run, name: str) -> FinalValue | None:
         good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
         best = None if good.is_empty() else Best(**good.row(0, named=True), of=len(good))
     latest = run.curves.filter("complete")["point"].max()
-    early = bool(table.height) and table["point"][-1] != latest
-    return FinalValue(**last, best=best, nodes=_nodes_of(run, name), early=early)
+    early, nodes = bool(table.height) and table["point"][-1] != latest, _nodes_of(run, name)
+    return FinalValue(**last, best=best, nodes=nodes, early=early or (nodes is None and _ends_apart(run)))
+
+
+def _ends_apart(run: Run) -> bool:
+    """Whether some nodes have rows of the end, but not all, so that the network has none."""
+    ends = run.metrics.filter(pl.col("moment").str.contains("end"))["node"]
+    return bool(len(ends)) and not (ends < 0).any()
 
 
 def _nodes_of(run: Run, name: str) -> int | None:
