@@ -7,6 +7,7 @@ chunk, so that results do not depend on the number of workers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -27,6 +28,7 @@ from gossamer.learning.parameters import (
     channels_last,
     drawing_from,
     generator_states,
+    is_finite,
     named_parameters,
     one_value,
     packed,
@@ -107,14 +109,21 @@ class Evaluator:
     def columns_each(
         self, models: Sequence[Model], personal: Sequence[Int[np.ndarray, " _"]] = ()
     ) -> list[MetricValues | Exception]:
-        """The result of :meth:`columns` for each model, or the exception that the user's code raised."""
+        """The result of :meth:`columns` for each model, or the exception that the user's code raised. All values of a model
+        that is not finite are NaN: the class with the largest output is the first one there, whose accuracy means nothing."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
             parts["personal"] = self.workers.map(
                 lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {},
                 zip(models, personal, strict=True),
             )
-        return [_joined(dict(zip(parts, row, strict=True))) for row in zip(*parts.values(), strict=True)]
+        columns = [_joined(dict(zip(parts, row, strict=True))) for row in zip(*parts.values(), strict=True)]
+        return [
+            known
+            if isinstance(known, Exception) or all(map(is_finite, model))
+            else dict.fromkeys(known, math.nan)
+            for known, model in zip(columns, models, strict=True)
+        ]
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> MetricValues:
         """Loss and metrics over training samples with indices [n]."""

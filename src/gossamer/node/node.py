@@ -638,6 +638,7 @@ class AsyncRounds:
             await node.end_round(self._current)
         runtime.catch_up()
         if node.finished:
+            runtime.shown.end_rounds()
             raise StopAsyncIteration
         self._current = node.round
         for wrapper in runtime.before_round:

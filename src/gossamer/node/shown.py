@@ -57,17 +57,18 @@ class ShownModel:
 
     def begin_round(self) -> None:
         """A round is handed out to the algorithm."""
-        self._keep_if_changed()
+        if not self._in_round:
+            self._keep_if_changed()
         self._in_round = True
 
     def end_round(self) -> None:
-        """A round was completed, and counted."""
-        self._in_round = False
+        """A round was completed, and counted. If the algorithm takes its rounds from ``node.rounds()``, the next one
+        begins at once, whatever happens until it is handed out."""
         if self._of != "instant":
             self._complete = self._snapshot()
 
     def end_rounds(self) -> None:
-        """The protocol has returned, perhaps by leaving its loop in the middle of a round."""
+        """There are no more rounds, or the protocol has returned, perhaps by leaving its loop in the middle of one."""
         self._in_round = False
 
     def mixed(self, model: Model) -> None:
@@ -120,6 +121,8 @@ class ShownModel:
 
     def saved(self) -> Payload:
         """What a checkpoint keeps of the shown model. The vectors of the node itself are saved elsewhere."""
+        if not self._in_round:
+            self._keep_if_changed()
         return {
             "complete": None if self._complete is None else list(self._complete[1:5]),
             "mixed": None if self._mixed is None else [*self._mixed[1:5], *self._mixed.model],

@@ -81,8 +81,9 @@ def _exact(run: Run) -> Resolution | None:
 
 
 _COARSELY = (
-    f"{_COARSE} Evaluations are too far apart: the right number may be of an instant that is earlier by more than a tenth of"
-    " the time, so no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or every_s)."
+    f"{_COARSE} Evaluations are too far apart: the model of some node was last seen more than a tenth of the time before, so"
+    " the right number may differ, and no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or"
+    " every_s)."
 )
 
 

@@ -164,7 +164,10 @@ class Coordinator:
         """The last model of every node; NaN where it is unknown."""
         sizes = self._setup.layout.size, self._setup.layout.buffer_size
         unknown = Model(*(torch.full((size,), math.nan) for size in sizes))
-        final = {rank: self._final[rank] for rank, node in self._lifecycle.nodes.items() if node.final}
+        # A process that has not been let in yet has the model with which it would have begun.
+        final = {
+            rank: self._final[rank] for rank, node in self._lifecycle.nodes.items() if node.final and node.met
+        }
         models = [final.get(rank, unknown) for rank in range(self._setup.experiment.nodes)]
         parameters, buffers = (torch.stack(vectors) for vectors in zip(*models, strict=True))
         return parameters, buffers if buffers.shape[1] else None

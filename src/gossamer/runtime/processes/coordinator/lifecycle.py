@@ -203,7 +203,9 @@ class Lifecycle:
                 if node.leaving:
                     self._tell(node.rank, Finish("left"))
             case protocol.FinalModel(round=round):
-                node.final, node.round = True, round
+                node.final = True
+                if node.met:
+                    node.round = round
                 if node.leaving and not self._ending:
                     why = f"node {node.rank} left after round {node.round}"
                     self._coordinator.record(node.rank, "left", why)
