@@ -68,6 +68,7 @@ class Display(Observer):
         self.wall_s = 0.0
         self.headline: tuple[str, float] | None = None
         self._sent, self._latest, self._times, self._at = 0.0, "", "", ""  # bytes sent by all nodes
+        self._round, self._most = "", 0  # the most nodes in an evaluation so far
         self._evaluations = Evaluations()
 
     def start(self, description: Mapping[str, Any]) -> None:
@@ -85,13 +86,18 @@ class Display(Observer):
         at_round, first_s = row["moment"].startswith("round"), min(values["time_s"])
         last_s = f"{row['time_s']:.4g} s"
         self._at = f"round {row['round']}" if at_round else last_s
-        self._times = f"{first_s:.4g} to {last_s}" if at_round and first_s < row["time_s"] else last_s
+        apart = at_round and first_s < row["time_s"]
+        self._times = f"{first_s:.4g} to {last_s}" if apart else last_s
+        self._round = f"round {row['round']}{' of each node' if apart else ''}"
         metrics = [name for name in values if name.startswith("test_") and name != "test_loss"]
         name = next((name for name in (*metrics, "test_loss", "train_loss") if name in values), None)
         if name is not None:
             self.headline = name, fmean(values[name])
             mean, low, high = numerals(self.headline[1], min(values[name]), max(values[name]))
-            spread = f" ({low} to {high})" if len(values[name]) > 1 else ""
+            count = len(values[name])
+            self._most = max(self._most, count)
+            over = f", {count} of {self._most} nodes" if count < self._most else ""
+            spread = f" ({low} to {high}{over})" if count > 1 else ""
             self._latest = f"{name.replace('_', ' ')} {mean}{spread}"
         self.evaluated(row)
 
@@ -126,7 +132,7 @@ class Lines(Display):
         distance = row.get("consensus_distance")  # not of a single model
         consensus = "" if distance is None else f"  consensus distance {distance:.4g}"
         self.show(
-            f"round {row['round']}  {self._clock} {self._times}  wall time {self.wall_s:.1f} s  {self._latest}"
+            f"{self._round}  {self._clock} {self._times}  wall time {self.wall_s:.1f} s  {self._latest}"
             f"{consensus}  {bytes_text(self._sent)} sent"
             f"  {self.left(share)}".rstrip()
         )

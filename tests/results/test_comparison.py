@@ -125,7 +125,7 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
         ["group", "runs", "seeds", "pairs", "time", "difference", "ratio"],
     )
     assert lines[1] == ["fast", "3/3", "3", "3", "3.3 ± 3.8 s", "-2.7 ± 1.4 s", "0.56 ± 0.2"]
-    assert lines[2] == ["never", "3/3", "3", "0", "0 of 3 reached it", "–", "–"]
+    assert lines[2] == ["never", "3/3", "3", "–", "0 of 3 reached it", "–", "–"]
     assert lines[3][-3:] == ["1.00, 1.00 s", "–", "–"]  # two seeds have no interval
     assert any("pairs with the same seed" in note for note in compared.notes)
 

@@ -399,7 +399,7 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
             "-200 ± 0 B",
             "0.5 ± 0",
         ],
-        ["batch_size 16", "3/3", "3", "0", "2 ± 0 s", "–", "–", "400 ± 0 B", "–", "–"],
+        ["batch_size 16", "3/3", "3", "–", "2 ± 0 s", "–", "–", "400 ± 0 B", "–", "–"],
     ]
     assert "<h3>test accuracy ≥ 50 %, against batch_size 16</h3>" in page
     assert page.index('id="comparison"') < page.index('id="controls"')

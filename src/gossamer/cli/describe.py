@@ -54,7 +54,7 @@ def topology(
     influence = measures.pop("influence", None) or []
     words = {} if mixing is None else {"graph": mixing.graph, "weights": mixing.weights}
     figures = {name: "–" if value is None else f"{value:.6g}" for name, value in measures.items()}
-    for name, text in (words | figures).items():
+    for name, text in ({"algorithm": algorithm} | words | figures).items():
         typer.echo(f"{_title(name):24} {text}")
     notes = []
     if mixing is None:

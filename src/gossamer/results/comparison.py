@@ -26,6 +26,7 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import (
+    NOTHING,
     Table,
     beyond_rounding,
     bytes_text,
@@ -81,9 +82,9 @@ def _exact(run: Run) -> Resolution | None:
 
 
 _COARSELY = (
-    f"{_COARSE} Evaluations are too far apart: the model of some node was last seen more than a tenth of the time before, so"
-    " the right number may differ, and no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or"
-    " every_s)."
+    f"{_COARSE} Evaluations are too far apart: some node's evaluation before this instant is older than a tenth of the time,"
+    " and its model may have changed since. So the right number may differ, and no difference or ratio is shown. Evaluate"
+    " more often (evaluation.every_rounds or every_s)."
 )
 
 
@@ -382,7 +383,7 @@ class Comparison:
                 ("seeds" if self.unit == "seed" else self.unit, [str(row["units"]) for row in first]),
             ]
             if any(pairs):
-                columns.append(("pairs", list(map(str, pairs))))
+                columns.append(("pairs", [str(count) if count else NOTHING for count in pairs]))
             for measure, rows in numbers.items():
                 columns.append((measure.column, [_text(measure, row, "mean") for row in rows]))
                 if any(row["pairs"] for row in rows):

@@ -255,9 +255,15 @@ class Run:
 
     @property
     def outcome(self) -> str:
-        """The status, and the number of nodes that were lost and have not come back."""
-        nodes = "node" if len(self.lost) == 1 else "nodes"
-        return f"{self.status}, {len(self.lost)} {nodes} lost" if self.lost else self.status
+        """The status, and the numbers of nodes that were lost or left and have not come back."""
+        lost, left = len(self.lost), len(self.away) - len(self.lost)
+        texts = [self.status]
+        texts += [
+            f"{count} node{'s' * (count > 1)} {how}"
+            for count, how in ((lost, "lost"), (left, "left"))
+            if count
+        ]
+        return ", ".join(texts)
 
     @property
     def lost(self) -> list[int]:
