@@ -107,7 +107,7 @@ def test_processes_end_by_rounds(tmp_path: Path, algorithm: dict[str, Any]) -> N
     """Nodes that are done keep answering the others."""
     run = play(tmp_path, algorithm, **BATCH_NORM, engine={"name": "processes"})
     assert run.status == "done"
-    rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") == 20)
+    rows = run.metrics.filter(pl.col("node") >= 0, round=20, moment="round")
     assert sorted(rows["node"]) == [0, 1, 2, 3]
     assert rows["test_loss"].is_finite().all()
     assert rows["messages_sent"].sum() > 0

@@ -143,8 +143,8 @@ def test_last_row_has_all_the_traffic_of_a_node(tmp_path: Path) -> None:
 def test_no_more_vectors_are_alive_than_a_round_needs(
     tmp_path: Path, algorithm: Any, momentum: float
 ) -> None:
-    """Two a node: before and after a step, or the inputs of a mix and its result; momentum needs as many again. (A few
-    rows are allocated in advance.)"""
+    """Three a node: before and after a step, or the inputs of a mix and its result, and the one with which the last round
+    ended; momentum needs two more. (A few rows are allocated in advance.)"""
     run = play(
         tmp_path,
         nodes=64,
@@ -154,7 +154,7 @@ def test_no_more_vectors_are_alive_than_a_round_needs(
         optimizer={"name": "sgd", "lr": 0.01, "momentum": momentum},
         evaluation={"every_rounds": None},
     )
-    assert run.figures["peak_vectors"] <= (2.5 if momentum == 0 else 4.5) * 64
+    assert run.figures["peak_vectors"] <= (3.2 if momentum == 0 else 5.2) * 64
 
 
 @pytest.mark.parametrize("engine", ["simulate", "processes"])

@@ -193,7 +193,7 @@ def test_lost_messages_are_among_the_sent_ones(tmp_path: Path) -> None:
 
 def test_network_bytes_of_rows_are_those_of_all_nodes_at_that_instant(tmp_path: Path) -> None:
     """On a grid, all nodes have a row at the same instant."""
-    run = play(tmp_path, FED, evaluation=GRID)
+    run = play(tmp_path, FED, evaluation={**GRID, "of": "instant"})
     rows = run.metrics.filter(pl.col("node") >= 0, pl.col("moment").str.contains("tick"))
     sums = rows.group_by("time_s").agg(pl.col("bytes_sent").sum(), pl.col("network_bytes").unique(), pl.len())
     assert len(sums) > 5

@@ -90,17 +90,21 @@ MAX_FIGURES_BYTES = 2**31
 def read_metrics(folder: Path) -> pl.DataFrame:
     """All metrics of a run folder, from ``metrics.parquet`` and segments, sorted by (round, node).
 
-    Rows with the same (node, round, step, time_s) belong to one evaluation and are merged into one row with
-    all their moments, in which later values take precedence. A crash between writing the table and removing
+    Rows of a node with the same (round, step, time_s) belong to one evaluation and are merged into one row with
+    all their moments, in which later values take precedence. The network's rows of several moments are of
+    different models, and are kept apart. A crash between writing the table and removing
     the segments, or a resumed run, therefore leaves no duplicates.
     """
     table = _read(folder, "metrics", METRICS | TRAFFIC, required=("node", "round"))
-    if table.select(pl.struct(_EVALUATION).is_duplicated().any()).item():
+    of_network = pl.when(pl.col("node") == NETWORK).then(pl.col("moment"))
+    evaluation = [*_EVALUATION, of_network.alias("of_network")]
+    if table.select(pl.struct(evaluation).is_duplicated().any()).item():
         rest = [name for name in table.columns if name not in (*_EVALUATION, "moment")]
         moments = pl.col("moment").drop_nulls().str.split(MOMENTS).explode().unique(maintain_order=True)
         table = (
-            table.group_by(_EVALUATION, maintain_order=True)
+            table.group_by(evaluation, maintain_order=True)
             .agg(pl.col(rest).drop_nulls().last(), moments)
+            .drop("of_network")
             .with_columns(pl.when(pl.col("moment").list.len() > 0).then(pl.col("moment").list.join(MOMENTS)))
         )
     metrics = sorted(name for name in table.columns if name.startswith("test_") and name not in METRICS)

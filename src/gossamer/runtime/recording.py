@@ -76,11 +76,11 @@ def extrapolated(rounds: Collection[int], nodes: int) -> int:
 
 def end_is_due(setup: Setup, reason: str, rounds: Mapping[int, int]) -> bool:
     """Whether all present nodes are recorded once more when a run ends without failure. They are if the run ended by
-    time, bytes, target, divergence or the user, if protocols returned before all evaluated nodes had completed their
-    rounds, or if nodes are evaluated by time only. Otherwise only those nodes are whose model has changed since
-    their last row. ``rounds`` are the completed rounds of each present node."""
+    time, bytes, target or divergence, if protocols returned before all evaluated nodes had completed their rounds, or
+    if nodes are evaluated by time only. Otherwise, also at an end by the user, only those nodes are whose model has
+    changed since their last row. ``rounds`` are the completed rounds of each present node."""
     if reason != "rounds":
-        return reason in ("time", "bytes", "target", "diverged", "stopped")
+        return reason in ("time", "bytes", "target", "diverged")
     evaluation = setup.experiment.evaluation
     by_time = evaluation.every_rounds is None and evaluation.every_s is not None
     return by_time or setup.experiment.stop.rounds is None or ended_early(setup, rounds)

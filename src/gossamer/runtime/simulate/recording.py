@@ -78,7 +78,7 @@ class SimRecorder:
         """Record the nodes for which a row is due at the end (``end_is_due``), unless the run was still replaying. A
         diverged run ends with the models of the instant."""
         self.flush()
-        if self._replay is not None and not self._replay.over:
+        if self._replay is not None and not self._replay.complete:
             return
         present = self._present()
         everyone = end_is_due(self._setup, reason, {node.rank: node.round for node in present})

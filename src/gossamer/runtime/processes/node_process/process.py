@@ -202,7 +202,7 @@ class NodeProcess:
             self._node.look_for_divergence() and experiment.stop.diverged == "end"
         )
         changed = self._last_shown not in (None, self._shown().number)
-        if finish.row or (finish.reason == "rounds" and changed):
+        if finish.row or (finish.reason in ("rounds", "stopped") and changed):
             await self._record("end")
         elif finish.reason == "left":
             await self._flush()
