@@ -513,7 +513,8 @@ def test_resumed_asynchronous_processes_go_on_and_learn(tmp_path: Path, name: st
     assert stopped.status == "stopped"
     resumed = gossamer.resume(stopped.path)
     assert resumed.status == "done"
-    rows = resumed.metrics.filter(pl.col("node") >= 0).sort("node", "round")
+    # (A node that averages after its rounds has another row at the end.)
+    rows = resumed.metrics.filter(pl.col("node") >= 0, moment="round").sort("node", "round")
     assert rows.filter(pl.col("round") == 40)["node"].to_list() == [0, 1, 2, 3]
     assert not rows.select("node", "round").is_duplicated().any()
     losses = rows.group_by("round").agg(pl.col("test_loss").mean()).sort("round")["test_loss"]
