@@ -107,7 +107,7 @@ def experiment(
             "initial": "independent",
             "compute": Steps(durations=seconds),
             "network": Pairs(latency_s=latency, uplink=uplink),
-            "evaluation": {"every_rounds": None},
+            "evaluation": {"every_rounds": None, "of": "instant"},
             "engine": {"name": "simulate", "trainer": "sequential", "workers": 1},
             **more,
         }

@@ -158,7 +158,7 @@ def test_lost_message_costs_the_timeout(tmp_path: Path, kind: str) -> None:
         algorithm, [[0.25]] * 4, [[0.1] * 4] * 4, wrappers=[Muffled(kind=kind)], stop={"rounds": 4}
     )
     run = gossamer.run(described.override(evaluation={"every_rounds": 4}), tmp_path)
-    rows = run.metrics.filter(run.metrics["round"] == 4, run.metrics["node"] >= 0).sort("node")
+    rows = run.metrics.filter(run.metrics["node"] >= 0, round=4, moment="round").sort("node")
     assert rows["time_s"].to_list() == [3.0, 1.0, 3.0, 1.0]
 
 

@@ -76,7 +76,7 @@ def least_squares(nodes: int, rounds: int, **changes: Any) -> Experiment:
         "optimizer": {"name": "sgd", "lr": 0.1},
         "batch_size": "full",
         "initial": "independent",
-        "evaluation": {"every_rounds": None},
+        "evaluation": {"every_rounds": None, "of": "instant"},
         "engine": {"name": "simulate", "trainer": "sequential"},
         "stop": {"rounds": rounds},
     }
