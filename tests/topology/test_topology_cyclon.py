@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
-from gossamer.messages.tags import Message
+from gossamer.messages.tags import Message, Traffic
 from gossamer.randomness import generator
 from gossamer.topology import Cyclon, Sampler, TopologySchedule
 from gossamer.topology.cyclon import TAG
@@ -47,7 +47,7 @@ class Overlay:
             if not self.lose():
                 self._in_flight.extend((rank, Message(source, tag, payload, 0.0)) for rank in to)
 
-        return SimpleNamespace(lost=self.lost, send=send, timer=send)
+        return SimpleNamespace(lost=self.lost, send=send, timer=send, counters=Traffic())
 
     def exchange(self, rank: int) -> None:
         self.samplers[rank].begin()
