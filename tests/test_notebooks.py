@@ -102,13 +102,14 @@ def test_notebook_shows_progress_and_results(tmp_path: Path) -> None:
 
 def test_bar_shows_progress_of_run(capsys: pytest.CaptureFixture[str]) -> None:
     bar = Bar(Experiment(name="a", algorithm="d-psgd", **FIELDS))  # type: ignore[arg-type]
-    bar.start({"nodes": 3, "parameters": 3})
+    bar.start({"nodes": 3, "parameters": 3, "outcome_ranks": [0, 1, 2]})
     assert capsys.readouterr().err.endswith("\r3 nodes, 3 parameters each")
     row = {"round": 2, "moment": "round", "time_s": 1.0, "wall_s": 1.0, "consensus_distance": 0.0}
     bar.row({**row, "node": 0, "network_bytes": 500, "test_loss": 0.25})
     bar.row({**row, "node": NETWORK})
     bar.progress(6, 1.0)
-    line = f"{'█' * 10}{'░' * 10}  round 2/4  virtual time 1 s  1 s left  test loss 0.2500"
+    whole = f"{'█' * 10}{'░' * 10}  round 2/4  virtual time 1 s  1 s left  test loss 0.2500 at round 2"
+    line = whole[:79]  # as much as fits into the terminal
     assert capsys.readouterr().err.endswith(f"\r{line}")
     bar.say("and more")
     assert capsys.readouterr().err.endswith(f"\rand more\n\r{' ' * 79}\r{line}")
