@@ -100,18 +100,12 @@ class Setup:
             notes.append(
                 f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")
             )
-        if experiment.evaluation.of == "round" and self.ends_with_steps:
+        if experiment.evaluation.of == "round" and experiment.algorithm.ends_with_steps():
             notes.append(
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
                 " are shown after them (evaluation.of: mixed shows the last mixing)"
             )
         return notes
-
-    @property
-    def ends_with_steps(self) -> bool:
-        """Whether a round ends with local steps, although the algorithm mixes models."""
-        algorithm = self.experiment.algorithm
-        return bool(algorithm.ends_with_steps() and algorithm.sends_models())
 
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""
@@ -126,7 +120,7 @@ class Setup:
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
-            "ends_with_steps": self.ends_with_steps,
+            "ends_with_steps": self.experiment.algorithm.ends_with_steps(),
             "evaluation_samples": {
                 name: [min(self.experiment.evaluation.samples or len(targets), len(targets)), len(targets)]
                 for name, (_, targets) in self.task.tests.items()
