@@ -315,6 +315,21 @@ def _text(of: str, path: str, file: str = "") -> str:
 # --- comparison
 
 
+def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
+    """The modules, files and folders that differ between two fingerprints."""
+    code = [f"module {name}" for name in changed_code(before["code"], now["code"])]
+    return code + changed_data(before["data"], now["data"])
+
+
+def files_of(entries: Iterable[DataEntry]) -> dict[str, str]:
+    """The hash of each file, or of each folder of many files, by its name in messages."""
+    return {
+        _text(entry["of"], entry["path"], name): hash_
+        for entry in entries
+        for name, hash_ in entry.get("files", {"": entry["sha256"]}).items()
+    }
+
+
 def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """The names of the modules that differ, and of those that only one of two fingerprints has."""
     both = {**before, **now}
