@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from importlib import reload
 from pathlib import Path
 from typing import Any
@@ -47,21 +46,6 @@ def experiment(**fields: Any) -> Experiment:
 
 def sha256(path: Path | str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A working directory whose modules can be imported and are forgotten afterwards, and a cache."""
-    (home := tmp_path / "home").mkdir()
-    monkeypatch.chdir(home)
-    monkeypatch.syspath_prepend(home)
-    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "_known", {})
-    before = set(sys.modules)
-    yield home
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(home)):
-            del sys.modules[name]
 
 
 def write(files: dict[str, str]) -> None:

@@ -133,7 +133,7 @@ def label_decoder(classes: int) -> Decoder:
         if not (column.dtype.is_integer() and column.is_between(0, classes - 1).fill_null(False).all()):
             values = f"{column.dtype} from {column.min()!r} to {column.max()!r}, {column.null_count()} nulls"
             raise BadInput(f"{where}: {values}; accepted: class numbers from 0 to {classes - 1}")
-        return column.cast(pl.Int64).to_numpy()
+        return column.cast(pl.Int64).to_numpy(writable=True)
 
     return decode
 
