@@ -19,6 +19,7 @@ from jaxtyping import install_import_hook
 import forked
 import gossamer  # noqa: F401 - before torch, so that the matrix kernels have the mode that bits are promised for
 from command_line import Cli
+from gossamer import digests
 
 # Check shapes at every call of the modules that handle arrays; nothing has imported them yet. (Checking all of gossamer took
 # half as long again and found only what mypy finds.)
@@ -126,3 +127,18 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 def small_disk(disk: Callable[[str], Path]) -> Path:
     """A file system of 256 KiB."""
     return disk("size=256k")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory whose modules can be imported and are forgotten afterwards, and a cache."""
+    (home := tmp_path / "home").mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "_known", {})
+    before = set(sys.modules)
+    yield home
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(home)):
+            del sys.modules[name]

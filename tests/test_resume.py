@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,7 @@ from forked import FORKER
 from gossamer import BadInput, Experiment, Node, Run, RunFailed, load_run
 from gossamer.api import unfinished
 from gossamer.results.checkpoints import newest
-from gossamer.results.folder import locked
+from gossamer.results.folder import locked, write_json
 from gossamer.results.observer import Observer
 from scenario import experiment as scripted
 
@@ -160,6 +162,92 @@ def test_failed_run_resumes_from_last_checkpoint(tmp_path: Path) -> None:
     assert resumed.error is None
     assert resumed.events["detail"].to_list() == ["from checkpoint 3, round 6"]
     assert_same(resumed, gossamer.run(described, tmp_path / "whole"))
+
+
+# --- own code and data that have changed ---
+
+
+def ratings(here: Path, stars: int) -> None:
+    """Write ratings, and an own algorithm, which a new process would import."""
+    data = here / "root" / "movielens" / "ml-latest-small"
+    data.mkdir(parents=True, exist_ok=True)
+    rows = [f"{user},{film},{stars},0" for user in (1, 2, 3, 4) for film in range(1, 9)]
+    (data / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows))
+
+
+def algorithm(text: str) -> None:
+    Path("mine.py").write_text(f"from gossamer.algorithms import DPSGD\nclass Mine(DPSGD):\n    pass\n{text}")
+    sys.modules.pop("mine", None)
+
+
+class Hearing(Stopper):
+    """Keeps what is said."""
+
+    def __init__(self, rows: int = 10**9) -> None:
+        super().__init__(rows)
+        self.texts: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def of_ratings(**changes: Any) -> Experiment:
+    return small(task="movielens", data_root="root", algorithm="mine:Mine", **changes)
+
+
+def test_edited_data_is_refused(here: Path) -> None:
+    ratings(here, 3)
+    algorithm("")
+    stopped = gossamer.run(of_ratings(), here, observer=Stopper(6))
+    before = {path: path.read_bytes() for path in stopped.path.rglob("*") if path.is_file()}
+    ratings(here, 4)
+    with pytest.raises(
+        BadInput,
+        match="its data has changed: data_root/movielens/ml-latest-small/ratings.csv; accepted: the data with which it",
+    ):
+        gossamer.resume(stopped.path)
+    assert {path: path.read_bytes() for path in stopped.path.rglob("*") if path.is_file()} == before
+    ratings(here, 3)
+    assert gossamer.resume(stopped.path).status == "done"
+
+
+def test_mended_code_is_said_and_recorded(here: Path) -> None:
+    ratings(here, 3)
+    algorithm("")
+    stopped = gossamer.run(of_ratings(), here, observer=Stopper(6))
+    algorithm("# mended\n")
+    observer = Hearing(6)
+    stopped = gossamer.resume(stopped.path, observer=observer)
+    said = "continues with other code than before: module mine"
+    assert observer.texts.count(said) == 1
+    done = gossamer.resume(stopped.path, observer=(unchanged := Hearing()))
+    assert not any("other code" in text for text in unchanged.texts)
+    details = done.events.filter(pl.col("event") == "resumed")["detail"].to_list()
+    assert [said in detail for detail in details] == [True, False]
+    first, *later = (
+        environment["fingerprint"]["code"]["mine"]
+        for environment in (done.environment, *done.environment["resumed"])
+    )
+    assert later == [hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()] * 2
+    assert first != later[0]
+
+
+def test_record_without_a_fingerprint_is_resumed_with_a_line(tmp_path: Path) -> None:
+    stopped = gossamer.run(small(), tmp_path, observer=Stopper(6))
+    recorded = dict(stopped.environment)
+    version, recorded["packages"]["torch"] = recorded["packages"]["torch"], "1.0"
+    write_json(stopped.path / "environment.json", recorded)
+    stopped = gossamer.resume(stopped.path, observer=(observer := Hearing(6)))
+    assert f"continues with other versions than before: torch 1.0 (now {version})" in observer.texts
+    recorded = dict(load_run(stopped.path).environment)
+    for environment in (recorded, *recorded["resumed"]):
+        del environment["fingerprint"]
+    write_json(stopped.path / "environment.json", recorded)
+    gossamer.resume(stopped.path, observer=(observer := Hearing()))
+    assert (
+        "the record has no fingerprint, so it is not known whether own code or data has changed since"
+        in observer.texts
+    )
 
 
 # --- refused ---

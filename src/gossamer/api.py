@@ -8,15 +8,17 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
+from gossamer.fingerprint import changed_code, changed_data, changed_versions
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
-from gossamer.results.folder import RunFolder, environment, locked, write_json, write_text
+from gossamer.results.folder import RunFolder, environment, latest, locked, versions, write_json, write_text
+from gossamer.results.formatting import some
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import MEASURED_BEFORE, NETWORK, close_after, close_record
 from gossamer.results.run import Run, load_run
@@ -71,7 +73,7 @@ def run(
                 Path(out),
                 name or experiment.name,
                 experiment=experiment.to_yaml(),
-                environment=environment(command or sys.argv, computes_here=_simulated(experiment)),
+                environment=_environment(experiment, engine, command or sys.argv),
                 setup=engine.description,
             )
             with locked(folder.path):
@@ -98,8 +100,8 @@ def resume(
         The recorded run.
 
     Raises:
-        BadInput: if there is no checkpoint, if the run is done or still running, or if its experiment was
-            edited.
+        BadInput: if there is no checkpoint, if the run is done or still running, or if its experiment or its data was
+            edited. Own code may have been mended; the run says so and records it.
         RunFailed: as in :func:`run`.
     """
     folder = RunFolder.open(Path(path))
@@ -113,7 +115,8 @@ def resume(
             checkpoint = _resumable(folder, experiment, watcher)
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(experiment, server, listen) as engine:
-                return _carry_out(engine, experiment, folder, trackers, checkpoint)
+                changes = _changes(folder, engine)
+                return _carry_out(engine, experiment, folder, trackers, checkpoint, changes)
 
 
 def _recorded_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
@@ -186,6 +189,32 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
     return checkpoint
 
 
+def _changes(folder: RunFolder, engine: Engine) -> list[str]:
+    """What has changed since the run was computed last, as sentences. BadInput for other data."""
+    before, now = latest(load_run(folder.path).environment), engine.fingerprint
+    recorded = before.get("fingerprint")
+    if recorded is None:
+        return [
+            "the record has no fingerprint, so it is not known whether own code or data has changed since"
+        ]
+    if changed := changed_data(recorded["data"], now["data"]):
+        raise BadInput(
+            f"{folder.path}: its data has changed: {some(changed)}; accepted: the data with which it began"
+        )
+    texts = []
+    if changed := changed_code(recorded["code"], now["code"]):
+        texts.append(f"continues with other code than before: {some([f'module {name}' for name in changed])}")
+    current = environment(sys.argv, computes_here=False, fingerprint=now)
+    if changed := changed_versions(versions(before), versions(current)):
+        texts.append(f"continues with other versions than before: {some(changed)}")
+    return texts
+
+
+def _environment(experiment: Experiment, engine: Engine, command: Sequence[str]) -> dict[str, Any]:
+    computes_here = _simulated(experiment)
+    return environment(command, computes_here=computes_here, fingerprint=engine.fingerprint)
+
+
 def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
     """The newest run of an experiment in the folder ``out`` that is not done and has a checkpoint, for :func:`resume`; None
     if no such run exists. The recorded experiment must be equal to this one."""
@@ -201,10 +230,15 @@ def unfinished(experiment: Experiment, out: str | Path = "runs") -> Path | None:
 
 
 def _resume_run(
-    folder: RunFolder, experiment: Experiment, checkpoint: RunCheckpoint, engine: Engine, observer: Observer
+    folder: RunFolder,
+    experiment: Experiment,
+    checkpoint: RunCheckpoint,
+    engine: Engine,
+    observer: Observer,
+    changes: Sequence[str],
 ) -> None:
     """Rewind a record to a checkpoint. Record and report the point and the environment in which the run
-    continues."""
+    continues, and what has changed."""
     remove_later(folder.checkpoints, checkpoint.number)
     rewind(folder, checkpoint, engine.description["outcome_ranks"])
     write_text(folder.path / "experiment.yaml", experiment.to_yaml())
@@ -214,13 +248,17 @@ def _resume_run(
     time_s = min(checkpoint.times_s.values()) if checkpoint.time_s is None else checkpoint.time_s
     with folder.segment("events") as events:
         row = {"time_s": time_s, "wall_s": checkpoint.wall_s, "node": NETWORK}
-        events.append({**row, "event": "resumed", "detail": origin})
+        events.append({**row, "event": "resumed", "detail": "; ".join([origin, *changes])})
     observer.say(f"continues {origin}, time {time_s:.4g} s, after {checkpoint.wall_s:.1f} s of wall time")
     recorded = load_run(folder.path).environment
-    current = environment(sys.argv, computes_here=_simulated(experiment))
-    earlier = recorded.get("resumed", [])
-    write_json(folder.path / "environment.json", {**recorded, "resumed": [*earlier, current]})
-    before = (earlier[-1] if earlier else recorded).get("numerics")
+    for text in changes:
+        observer.say(text)
+    current = _environment(experiment, engine, sys.argv)
+    write_json(
+        folder.path / "environment.json",
+        {**recorded, "resumed": [*recorded.get("resumed", []), current]},
+    )
+    before = latest(recorded).get("numerics")
     if before is not None and before != current["numerics"]:
         now, then = numerics.summary(current["numerics"]), numerics.summary(before)
         observer.say(f"bits may differ from those of an uninterrupted run: now {now}, before {then}")
@@ -237,11 +275,12 @@ def _carry_out(
     folder: RunFolder,
     trackers: Trackers,
     checkpoint: RunCheckpoint | None = None,
+    changes: Sequence[str] = (),
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
         if checkpoint is not None:
-            _resume_run(folder, experiment, checkpoint, engine, trackers)
+            _resume_run(folder, experiment, checkpoint, engine, trackers, changes)
         if _simulated(experiment) and (warning := numerics.warning()) is not None:
             trackers.say(warning)
         # The engine ends before its record is compacted, so nothing writes to it any longer.

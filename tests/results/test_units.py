@@ -171,6 +171,42 @@ def test_versions_and_evaluation_sets_are_named(tmp_path: Path) -> None:
         run.__dict__["environment"] = {"machine": {"host": "one"}, "packages": packages}
         run.__dict__["setup"] = {"evaluation_samples": {"test": [1000, 10000], "ood": [9, 9]}}
     notes = compare([Group("a", tuple(runs))], [ACCURACY]).notes
-    assert "a: its runs are of torch 2.9.0 and 2.9.1." in notes
+    assert "a: its runs are of torch 2.9.0 (seeds 1 and 3) and 2.9.1 (seed 2)." in notes
     assert "test set: 1,000 of 10,000 samples." in notes
     assert not any("ood" in note or "machine" in note or "gossamer" in note for note in notes)
+
+
+def test_own_modules_and_data_that_differ_are_named(tmp_path: Path) -> None:
+    def file(name: str, hash_: str) -> dict[str, Any]:
+        return {
+            "of": "data_root",
+            "path": "hub/x",
+            "patterns": ["*"],
+            "count": 2,
+            "sha256": hash_,
+            "files": {"a": "0" * 64, name: hash_},
+        }
+
+    runs = [timed(tmp_path, [(0.0, (0.1,)), (1.0, (0.5,))], seed=seed) for seed in (1, 2, 3)]
+    for run, mine, data in zip(
+        runs, ("1" * 64, "2" * 64, "2" * 64), ("3" * 64, "3" * 64, "4" * 64), strict=True
+    ):
+        prints = {
+            "code": {"mine": mine, "other": "5" * 64},
+            "data": [file("b", data)],
+            "packages": {},
+            "unknown": [],
+        }
+        run.__dict__["environment"] = {"fingerprint": prints}
+    last = runs[-1].environment["fingerprint"]
+    runs[-1].__dict__["environment"] = {
+        "fingerprint": last,
+        "resumed": [{"fingerprint": {**last, "code": {"mine": "6" * 64}}}],
+    }
+    notes = [
+        note for note in compare([Group("a", tuple(runs))], [ACCURACY]).notes if "its runs are of" in note
+    ]
+    assert notes == [
+        "a: its runs are of module mine 11111111 (seed 1), 22222222 (seeds 2 and 3) and 66666666 (seed 3).",
+        "a: its runs are of data_root/hub/x/b 33333333 (seeds 1 and 2) and 44444444 (seed 3).",
+    ]

@@ -107,6 +107,31 @@ def test_a_changed_file_is_decoded_again(root):
     assert np.array_equal(hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["img"], 255 - pixels)
 
 
+def test_a_changed_file_of_equal_size_and_time_is_decoded_again(root):
+    """The images stay, and the labels are others of the same length."""
+    _, labels = drawn("test", 5)
+    path = parquet(root, "test")
+    before, first = path.stat(), hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["label"]
+    assert first.tolist() == labels.tolist()
+    content = path.read_bytes()
+    pixels, _ = drawn("test", 5)
+    write(path, [encoded(p) for p in pixels], (labels + 1) % 3)
+    assert path.stat().st_size == before.st_size
+    assert path.read_bytes() != content
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert hub_dataset(HUB_ID, COLUMNS, ROWS, root)["test"]["label"].tolist() == ((labels + 1) % 3).tolist()
+
+
+def test_data_written_while_it_is_decoded_is_not_cached(root, cache):
+    def decode(column, where):
+        if "'test'" in where:
+            write(parquet(root, "test"), [encoded(p) for p in drawn("test", 5)[0]], [0] * 5)
+        return label_decoder(3)(column, where)
+
+    hub_dataset(HUB_ID, {"label": decode}, ROWS, root)
+    assert [*cache.rglob("*.safetensors")] == []
+
+
 @pytest.mark.parametrize("damage", ["truncated", "empty", "pickle"])
 def test_damaged_cache_files_are_decoded_again(root, cache, caplog, damage):
     hub_dataset(HUB_ID, COLUMNS, ROWS, root)

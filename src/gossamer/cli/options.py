@@ -55,6 +55,8 @@ CellOverrides = Annotated[list[str] | None, overriding("a field in all cells, or
 Jobs = Annotated[
     int | None, option("Number of runs at the same time; default: by the number of cores.", min=1)
 ]
+Again = Annotated[bool, option("Start finished runs again; the newest counts.", "--again")]
+Keep = Annotated[bool, option("Count finished runs although their code or data has changed since.", "--keep")]
 ExecutorName = Annotated[
     str | None, option("Submit the runs to an executor: ray, or module:factory.", "--workers", metavar="NAME")
 ]

@@ -10,10 +10,12 @@ import typer
 from gossamer.cli import completion
 from gossamer.cli.options import (
     INTERRUPTED,
+    Again,
     CellOverrides,
     ExecutorName,
     Jobs,
     Json,
+    Keep,
     Out,
     Quiet,
     argument,
@@ -34,6 +36,8 @@ def reproduce(
     ] = False,
     overrides: CellOverrides = None,
     jobs: Jobs = None,
+    again: Again = False,
+    keep: Keep = False,
     workers: ExecutorName = None,
     out: Out = Path("runs"),
     quiet: Quiet = False,
@@ -59,14 +63,14 @@ def reproduce(
     silent = quiet or as_json
     if full and not silent:
         for _, sweep in loaded:
-            print_plan(plan(sweep, sweep.planned, jobs=jobs, workers=workers))
+            print_plan(plan(sweep, sweep.planned, jobs=jobs, workers=workers, again=again, keep=keep))
     verdicts: list[dict[str, str]] = []
     stopped = failed = False
     for described, sweep in loaded:
         if not silent:
             typer.echo(f"{sweep.name}: {described.title}", err=True)
         with watching_sweep(sweep, quiet=silent) as watcher:
-            outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs)
+            outcome = run_sweep(sweep, workers, observer=watcher, jobs=jobs, again=again, keep=keep)
         claims = write_page(described, sweep)
         page = str(sweep.folder / "reproduction.md")
         verdicts += [{"claim": text, "verdict": verdict, "page": page} for text, verdict, _ in claims]

@@ -16,11 +16,13 @@ from gossamer.cli import completion
 from gossamer.cli.options import (
     DIVERGED,
     INTERRUPTED,
+    Again,
     CellOverrides,
     ExecutorName,
     File,
     Jobs,
     Json,
+    Keep,
     Out,
     Overrides,
     Quiet,
@@ -133,7 +135,8 @@ def sweep(
     ] = None,
     jobs: Jobs = None,
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
-    again: Annotated[bool, option("Start finished runs again; the newest counts.", "--again")] = False,
+    again: Again = False,
+    keep: Keep = False,
     dry_run: Annotated[
         bool, option("List the runs; estimate time and memory by short trials.", "--dry-run")
     ] = False,
@@ -159,13 +162,14 @@ def sweep(
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.table import compared
 
-    options: Any = {"jobs": jobs, "retry_failed": retry_failed, "again": again}
+    options: Any = {"jobs": jobs, "retry_failed": retry_failed, "again": again, "keep": keep}
     if dry_run:
         from gossamer.sweep.plan import plan, print_plan
 
         made = plan(loaded, chosen, workers=workers, **options)
         if as_json:
-            print_json({"sweep": str(loaded.folder), "plan": made.rows, "left": made.left})
+            described = {"plan": made.rows, "left": made.left, "notes": made.notes}
+            print_json({"sweep": str(loaded.folder), **described})
         else:
             print_plan(made)
         return

@@ -106,6 +106,11 @@ class Component(Section):
         """The name by which an experiment file finds this class."""
         return cls.__dict__.get("registered_name") or _path_of(cls)
 
+    @classmethod
+    def module_of(cls) -> str:
+        """The name of the module that defines this class or, for a plain function, the function."""
+        return cls.__module__
+
     def spec(self) -> dict[str, Any]:
         """The entry for this component in an experiment file: its name and every parameter."""
         return {"name": self.name_of(), **self.model_dump(mode="json")}
@@ -116,6 +121,10 @@ class FunctionComponent(Component):
 
     function: ClassVar[Callable[..., Any]]
     _offered: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def module_of(cls) -> str:
+        return str(getattr(cls.function, "__module__", ""))
 
     def call(self, **offered: Any) -> Any:
         """Call the function with its parameters, and with the offered values for parameters that the experiment
@@ -209,11 +218,11 @@ def build(kind: str, value: Any, context: Any = None, field: str | None = None) 
 def _path_of(target: type | Callable[..., Any]) -> str:
     """ "module:name" of a class or function. For the running script, it names the script's module, so that
     other processes find it."""
-    module = _script() if target.__module__ == "__main__" else None
+    module = script_module() if target.__module__ == "__main__" else None
     return f"{module or target.__module__}:{target.__qualname__}"
 
 
-def _script() -> str | None:
+def script_module() -> str | None:
     """The module that this process runs as a script; None for a notebook, a prompt, or a program that is not
     a module."""
     main = sys.modules["__main__"]
@@ -244,7 +253,7 @@ def imported(path: str, source: str) -> Any:
         sys.path.insert(0, here)
     _imported.append(module_name)
     try:
-        module = importlib.import_module("__main__" if module_name == _script() else module_name)
+        module = importlib.import_module("__main__" if module_name == script_module() else module_name)
     except ModuleNotFoundError as error:
         raise BadInput(
             f"{source}: no module named {error.name!r} (the working directory is searched too)"

@@ -4,7 +4,7 @@ messages."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,6 +14,8 @@ from torch import Tensor
 from gossamer.codecs.codec import Codec
 from gossamer.config import Experiment
 from gossamer.config.registry import Component
+from gossamer.errors import listed
+from gossamer.fingerprint import Fingerprint, unknown
 from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.optimizer import Optimizer
@@ -65,6 +67,7 @@ class Setup:
     not_fused: str  # the reason why "auto" did not choose "fused", if any
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
+    fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
 
     def initial(self, rank: int) -> Model:
         """The initial model of a node: the same for all nodes, or drawn for each."""
@@ -105,6 +108,8 @@ class Setup:
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
                 " are shown after them (evaluation.of: mixed shows the last mixing)"
             )
+        if not_known := self.fingerprint["unknown"]:
+            notes.append(f"not fingerprinted: {listed(not_known)}; gossamer does not notice if it changes")
         return notes
 
     def description(self) -> dict[str, Any]:

@@ -25,6 +25,8 @@ import numpy as np
 import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.fingerprint import files_of
+from gossamer.results.folder import versions
 from gossamer.results.formatting import (
     NOTHING,
     Table,
@@ -728,7 +730,8 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
     for group in groups:
         for what, values in _origins(group.samples).items():
             if len(values) > 1:
-                yield f"{group.label}: its runs are of {what} {some(sorted(values))}."
+                texts = [f"{value} ({_seeds(values[value])})" for value in sorted(values)]
+                yield f"{group.label}: its runs are of {what} {some(texts)}."
 
 
 def _counts_bytes(run: Run) -> bool:
@@ -752,14 +755,23 @@ def evaluation_texts(groups: Sequence[Group], metrics: Iterable[str]) -> Iterato
         yield f"{name} set{f' of {some(of)}' if several else ''}: {text}."
 
 
-def _origins(runs: Iterable[Run]) -> dict[str, set[str]]:
-    """What may affect results and is not part of an experiment: versions and machines, by kind."""
-    found: dict[str, set[str]] = {}
+def _origins(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+    """What may affect results and is not part of an experiment: versions, machines, own modules and data, by kind and
+    value, with the runs that have it. A run that was resumed may have several values."""
+    found: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         for environment in (run.environment, *run.environment.get("resumed", [])):
-            packages, machine = environment.get("packages", {}), environment.get("machine", {})
-            origins = {name: packages.get(name) for name in ("gossamer", "torch", "numpy")}
-            for what, value in {**origins, "machine": machine.get("host")}.items():
-                if value is not None:
-                    found.setdefault(what, set()).add(str(value))
+            origins = {**versions(environment), "machine": environment.get("machine", {}).get("host")}
+            if (recorded := environment.get("fingerprint")) is not None:
+                hashes = {f"module {name}": hash_ for name, hash_ in recorded["code"].items()}
+                hashes |= files_of(recorded["data"])
+                origins |= {name: hash_[:8] for name, hash_ in hashes.items()}
+            for what, value in origins.items():
+                if value is not None and run not in (of := found.setdefault(what, {}).setdefault(value, [])):
+                    of.append(run)
     return found
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    seeds = [str(run.experiment.get("seed")) for run in runs]
+    return f"seed{'s' * (len(seeds) > 1)} {some(seeds)}"

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gossamer import files, numerics
 from gossamer.errors import BadInput, RecordError
+from gossamer.fingerprint import Fingerprint
 from gossamer.results.schema import Environment, Status, StatusFile
 from gossamer.results.segment import Segment
 
@@ -41,6 +42,7 @@ _RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetenso
 _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
+_COMPUTING = ("gossamer", "torch", "numpy")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
 
 
@@ -178,9 +180,11 @@ def read_status(folder: Path) -> dict[str, Any]:
     return status
 
 
-def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[str, Any]:
-    """Command, start, machine, mode of the matrix kernels, and versions of gossamer's dependencies.
-    ``computes_here`` tells whether this process computes, or only processes that it starts."""
+def environment(
+    command: Sequence[str], *, computes_here: bool = True, fingerprint: Fingerprint | None = None
+) -> dict[str, Any]:
+    """Command, start, machine, mode of the matrix kernels, versions of gossamer's dependencies, and the fingerprint of own
+    code and data, if given. ``computes_here`` tells whether this process computes, or only processes that it starts."""
     return {
         "command": list(command),
         "started": datetime.now(UTC).isoformat(),
@@ -195,7 +199,22 @@ def environment(command: Sequence[str], *, computes_here: bool = True) -> dict[s
         },
         "numerics": numerics.describe(computes_here=computes_here),
         "packages": _versions(),
+        **({} if fingerprint is None else {"fingerprint": fingerprint}),
     }
+
+
+def latest(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a recorded environment that is of the last time that the run began or was resumed."""
+    environments: Sequence[Mapping[str, Any]] = recorded.get("resumed") or [recorded]
+    return environments[-1]
+
+
+def versions(recorded: Mapping[str, Any]) -> dict[str, str]:
+    """The versions in an environment that may change results, by name."""
+    packages = recorded.get("packages", {})
+    found = {"python": recorded.get("python"), **{name: packages.get(name) for name in _COMPUTING}}
+    found |= recorded.get("fingerprint", {}).get("packages", {})
+    return {name: str(version) for name, version in found.items() if version is not None}
 
 
 @contextmanager

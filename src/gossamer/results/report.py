@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results import tidy
 from gossamer.results.comparison import Comparison
-from gossamer.results.folder import write_text, writing
+from gossamer.results.folder import latest, write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
     at_least,
@@ -84,7 +84,7 @@ def render(
     groups = group_runs(runs) if groups is None else groups
     names = labels(runs, statuses=False)
     mains = [main for main in dict.fromkeys(map(tidy.main_metric, runs)) if main is not None]
-    numerics = runs[0].environment.get("resumed", [runs[0].environment])[-1].get("numerics")
+    numerics = latest(runs[0].environment).get("numerics")
     return pages.get_template("report.html").render(
         title=" · ".join(dict.fromkeys(map(_title, runs))) + (ended(runs[0]) if len(runs) == 1 else ""),
         numerics=None if numerics is None else summary_of_numerics(numerics),

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
+from gossamer.fingerprint import Fingerprint
+
 Count = Annotated[int, Meta(ge=0)]
 Rank = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Nodes = Annotated[int, Meta(ge=1, le=10**7)]
 Edges = list[Annotated[list[Rank], Meta(min_length=2, max_length=2)]]
-Resumed = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 Status = Literal["done", "diverged", "failed", "stopped"]
 
 
@@ -40,13 +41,22 @@ class RecordedExperiment(TypedDict, total=False):
     engine: str | dict[str, Any]
 
 
-class Environment(TypedDict, total=False):
+class Origin(TypedDict, total=False):
+    """Where a run was computed, and from what."""
+
+    python: str
+    machine: dict[str, Any]
+    numerics: dict[str, Any]
+    packages: dict[str, Any]
+    fingerprint: Fingerprint
+
+
+class Environment(Origin, total=False):
     """``environment.json``: ``run`` identifies the run independently of its folder's name; ``resumed`` lists
     where it continued."""
 
     run: str
-    numerics: dict[str, Any]
-    resumed: Resumed
+    resumed: Annotated[list[Origin], Meta(min_length=1)]
 
 
 class MixingField(TypedDict):

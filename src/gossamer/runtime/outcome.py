@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
+from gossamer.fingerprint import Fingerprint
 from gossamer.messages.tags import Traffic
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
@@ -75,6 +76,8 @@ class Engine(Protocol):
 
     description: dict[str, Any]
     """See ``Setup.description``."""
+    fingerprint: Fingerprint
+    """See ``Setup.fingerprint``."""
 
     def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
         """Run to the end and record into ``folder``. With ``checkpoint``, resume from it; the record

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from gossamer.config import Experiment, Processes, Simulate, WarmStart
 from gossamer.config.registry import names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
+from gossamer.fingerprint import fingerprint
 from gossamer.learning import Mean
 from gossamer.learning.evaluate import try_out
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
@@ -27,6 +29,7 @@ from gossamer.network import Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.reads import noting
 from gossamer.results.run import load_run, model_of
 from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
@@ -36,6 +39,12 @@ from gossamer.topology import TopologySchedule
 def prepare(experiment: Experiment) -> Setup:
     """Load, partition and check everything that a run needs, before any work starts. Raises BadInput, which
     names the field that can't be used."""
+    with noting() as read:
+        setup = _prepared(experiment)
+    return replace(setup, fingerprint=fingerprint(experiment, read))
+
+
+def _prepared(experiment: Experiment) -> Setup:
     check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)

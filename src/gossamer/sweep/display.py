@@ -55,6 +55,10 @@ class SweepLines(SweepObserver):
     def __init__(self) -> None:
         self._seconds = stopwatch()
 
+    def say(self, text: str) -> None:
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
     def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
         text = f"{state.status}: {state.cause}" if state.cause else state.status
         done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {text}"
@@ -164,6 +168,6 @@ def as_data(sweep: Sweep, cells: Comparison, outcome: SweepOutcome) -> dict[str,
         "failures": failures,
         "results": table.to_dicts(),
         "comparison": finite(cells.rows).to_dicts(),
-        "notes": cells.notes,
+        "notes": [*outcome.notes, *cells.notes],
         "summary": {name: summary(table, name).to_dicts() for name in metric_columns(table)},
     }

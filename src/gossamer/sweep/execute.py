@@ -23,6 +23,7 @@ from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
 from gossamer.sweep.pool import LocalPool
+from gossamer.sweep.stale import Findings, look
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import ENDED_BADLY, State, state_of, states, write_results, write_state
 
@@ -56,6 +57,9 @@ class Counts:
 class SweepObserver:
     """Base class of observers of a sweep. It shows nothing."""
 
+    def say(self, text: str) -> None:
+        """Show a sentence about the runs that were finished before; called before the others start."""
+
     def update(self, counts: Counts) -> None:
         """Show the progress; called several times a second."""
 
@@ -66,11 +70,13 @@ class SweepObserver:
 @dataclass(frozen=True)
 class SweepOutcome:
     """The result of :func:`run_sweep`: counts of the chosen runs, the runs that failed or diverged in this
-    call or earlier with their states, and whether the user stopped the sweep."""
+    call or earlier with their states, whether the user stopped the sweep, and sentences on what has changed since
+    the runs that were finished before."""
 
     counts: Counts
     failed: tuple[tuple[Planned, State], ...]
     stopped: bool
+    notes: tuple[str, ...] = ()
 
 
 def run_sweep(
@@ -81,6 +87,7 @@ def run_sweep(
     only: Sequence[str] = (),
     retry_failed: bool = False,
     again: bool = False,
+    keep: bool = False,
     observer: SweepObserver | None = None,
 ) -> SweepOutcome:
     """Do the unfinished runs of a sweep, and collect the results of all runs.
@@ -99,15 +106,21 @@ def run_sweep(
         only: names of the cells to run; empty is all.
         retry_failed: whether runs that failed or diverged start again.
         again: whether finished runs start again. Their records are kept, and the newest finished one counts.
+        keep: whether finished runs count although their own code or data has changed since, or an older version
+            measured them at instants. Otherwise such runs stop the sweep, unless ``again``.
         observer: watches the progress, such as :class:`gossamer.sweep.display.SweepLines`.
 
     Raises:
-        BadInput: before any work starts, with the name of the cell. With an executor, data is only read by
+        BadInput: before any work starts, with the name of the cell; also for stale runs (``keep``).
+            With an executor, data is only read by
             the runs, so missing data fails a run.
     """
     if executor is not None and jobs is not None:
         raise BadInput("--jobs: accepted without --workers, whose executor decides how many runs it takes")
     chosen = by_run(sweep.chosen(only))
+    found = findings(chosen, states(sweep), again=again, keep=keep)
+    if not keep:
+        found.refuse(sweep.folder)
     if executor is None:
         _check(remaining(chosen, states(sweep), retry_failed=retry_failed, again=again))
     with writing(f"--out {sweep.folder}"):
@@ -120,14 +133,19 @@ def run_sweep(
         if executor is None and jobs is None:
             jobs = jobs_for([planned.experiment for planned in todo])
         counts = Counts(len(chosen), skipped=len(chosen) - len(todo))
-        sweep_run = _SweepRun(sweep, before, counts, observer or SweepObserver())
+        observer = observer or SweepObserver()
+        notes = found.notes()
+        for text in notes:
+            observer.say(text)
+        sweep_run = _SweepRun(sweep, before, counts, observer)
         if todo:
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
                 sweep_run.run(todo, workers, alone=jobs == 1)
         write_results(sweep)
     ended = [(planned, sweep_run.states[run]) for run, planned in chosen.items()]
     failed = tuple((planned, state) for planned, state in ended if state.status in ENDED_BADLY)
-    return SweepOutcome(sweep_run.counts, failed, sweep_run.stopping and sweep_run.counts.left > 0)
+    stopped = sweep_run.stopping and sweep_run.counts.left > 0
+    return SweepOutcome(sweep_run.counts, failed, stopped, tuple(notes))
 
 
 def by_run(chosen: Sequence[Planned]) -> dict[str, Planned]:
@@ -136,6 +154,19 @@ def by_run(chosen: Sequence[Planned]) -> dict[str, Planned]:
     for planned in chosen:
         first.setdefault(planned.run, planned)
     return first
+
+
+def findings(
+    chosen: Mapping[str, Planned], before: Mapping[str, State], *, again: bool = False, keep: bool = False
+) -> Findings:
+    """What has changed since the chosen runs that are finished and do not start again; arguments as for
+    :func:`run_sweep`."""
+    if again and keep:
+        raise BadInput("--keep: with --again, which starts finished runs again; accepted: one of them")
+    finished = {
+        run: (planned, before[run]) for run, planned in chosen.items() if before[run].status == "done"
+    }
+    return look({} if again else finished)
 
 
 def remaining(

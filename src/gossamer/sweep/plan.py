@@ -16,7 +16,7 @@ from gossamer.progress import Display
 from gossamer.results.formatting import bytes_text, print_table, seconds_text
 from gossamer.results.run import Run
 from gossamer.runtime.recording import stopwatch
-from gossamer.sweep.execute import by_run, jobs_for, narrow, remaining
+from gossamer.sweep.execute import by_run, findings, jobs_for, narrow, remaining
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import states
 
@@ -90,15 +90,18 @@ class Plan:
     """The plan of a sweep.
 
     Attributes:
-        rows: every experiment: cell, seed, run, status, overrides, and its cell's :func:`estimate`.
+        rows: every experiment: cell, seed, run, status, what has ``changed`` since it was done, overrides, and its cell's
+            :func:`estimate`.
         left: what a call does: the number of ``runs``, ``unknown`` of them of unknown time; ``wall_s``, real seconds until
             the last of the others ends, with ``jobs`` at a time; and ``total_s``, the sum of their times. ``wall_s`` and
             ``jobs`` are None for runs on an executor, which decides how many it takes.
-        runs: the number of the chosen runs."""
+        runs: the number of the chosen runs.
+        notes: sentences on what has changed since the runs that are finished."""
 
     rows: list[dict[str, Any]]
     left: dict[str, Any]
     runs: int
+    notes: tuple[str, ...] = ()
 
 
 def plan(
@@ -109,10 +112,12 @@ def plan(
     workers: str | None = None,
     retry_failed: bool = False,
     again: bool = False,
+    keep: bool = False,
 ) -> Plan:
     """The plan of a call with these arguments, as for :func:`gossamer.sweep.execute.run_sweep`."""
     before, runs = states(sweep), by_run(chosen)
     todo = remaining(runs, before, retry_failed=retry_failed, again=again)
+    found = findings(runs, before, again=again, keep=keep)
     at_once = jobs or jobs_for([planned.experiment for planned in todo])
     jobs = None if workers is not None else min(at_once, max(len(todo), 1))
     cells: dict[str, list[Planned]] = {}
@@ -130,6 +135,7 @@ def plan(
             "seed": planned.experiment.seed,
             "run": planned.run,
             "status": before[planned.run].status,
+            "changed": found.of(runs[planned.run]),
             "overrides": dict(planned.cell.overrides),
             **estimates[planned.cell.name],
         }
@@ -138,7 +144,8 @@ def plan(
     times = [estimates[planned.cell.name]["wall_s"] for planned in todo]
     walls = [wall_s for wall_s in times if wall_s is not None]
     left = {"runs": len(todo), "unknown": len(times) - len(walls), "jobs": jobs, "total_s": sum(walls)}
-    return Plan(rows, left | {"wall_s": None if jobs is None else elapsed(walls, jobs)}, len(runs))
+    left |= {"wall_s": None if jobs is None else elapsed(walls, jobs)}
+    return Plan(rows, left, len(runs), tuple(found.notes()))
 
 
 def elapsed(walls: Sequence[float], jobs: int) -> float:
@@ -157,7 +164,12 @@ def print_plan(made: Plan) -> None:
         [
             row["cell"],
             ", ".join(f"{path}={value}" for path, value in row["overrides"].items()) or "none",
-            *(str(row["seed"]), row["status"], seconds_text(row["wall_s"]), bytes_text(row["memory_bytes"])),
+            *(
+                str(row["seed"]),
+                f"{row['status']}, stale" if row["changed"] else row["status"],
+                seconds_text(row["wall_s"]),
+                bytes_text(row["memory_bytes"]),
+            ),
             row["by"],
         ]
         for row in made.rows
@@ -169,4 +181,4 @@ def print_plan(made: Plan) -> None:
     if left["jobs"] is not None and left["jobs"] > 1:
         time = f"{seconds_text(left['wall_s'])} with {left['jobs']} at a time ({time})"
     unknown = f", and {left['unknown']} of unknown time" if left["unknown"] else ""
-    print(f"left: {left['runs']} of {made.runs} runs, {time}{unknown}")
+    print(f"left: {left['runs']} of {made.runs} runs, {time}{unknown}", *made.notes, sep="\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from gossamer.config import Experiment, Section, as_name, assign, assign_all, examples
 from gossamer.config.experiment import Seed, ordered, read_mapping
 from gossamer.config.registry import placed
 from gossamer.config.validation import bad_input
+from gossamer.digests import combined, digest, digests
 from gossamer.errors import BadInput, suggest
+from gossamer.fingerprint import paths as named_paths
 from gossamer.results.formatting import part, short_names
 
 if TYPE_CHECKING:
@@ -368,7 +370,7 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
     for section, field in _LATER_FIELDS:
         if described[section][field] == type(getattr(experiment, section)).model_fields[field].default:
             del described[section][field]
-    paths = set(_paths({name: value for name, value in experiment if name not in ("data_root", "trackers")}))
+    paths = {path for _, path in named_paths(experiment, ("data_root", "trackers"))}
     for path in paths - digests.keys():
         try:
             digests[path] = _digest(path)
@@ -382,18 +384,6 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
 def _digest(path: Path) -> str:
     """A hash of a file, or of the names and contents of the files of a folder."""
     if not path.is_dir():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return digest(path)
     inner = sorted(file for file in path.rglob("*") if file.is_file())
-    listed = "".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in inner)
-    return hashlib.sha256(listed.encode()).hexdigest()
-
-
-def _paths(value: Any) -> Iterator[Path]:
-    """Every path in a component's parameters, including those of nested components."""
-    if isinstance(value, Path):
-        yield value
-    elif isinstance(value, BaseModel | Mapping):
-        yield from _paths(list(dict(value).values()))
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _paths(item)
+    return combined([str(file.relative_to(path)) for file in inner], digests(inner))

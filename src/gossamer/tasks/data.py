@@ -27,9 +27,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from gossamer.config.registry import FilePath
+from gossamer.digests import digests
 from gossamer.errors import BadInput, first_line
 from gossamer.files import cache_folder
 from gossamer.randomness import SHARED, generator
+from gossamer.reads import note
 
 log = logging.getLogger("gossamer")
 
@@ -57,7 +59,10 @@ class Source(BaseModel):
         self, data_root: Path | None, kind: Literal["dataset", "model"], patterns: Sequence[str]
     ) -> Path:
         """The path, or the folder with the hub's files that match the patterns; see :func:`hub_folder`."""
-        return self.path or hub_folder(str(self.hub_id), data_root, kind, patterns)
+        if self.path is None:
+            return hub_folder(str(self.hub_id), data_root, kind, patterns)
+        note(self.path, patterns)
+        return self.path
 
 
 def package(module: str, install: str, name: str = "") -> Any:
@@ -128,7 +133,7 @@ def label_decoder(classes: int) -> Decoder:
         if not (column.dtype.is_integer() and column.is_between(0, classes - 1).fill_null(False).all()):
             values = f"{column.dtype} from {column.min()!r} to {column.max()!r}, {column.null_count()} nulls"
             raise BadInput(f"{where}: {values}; accepted: class numbers from 0 to {classes - 1}")
-        return column.cast(pl.Int64).to_numpy()
+        return column.cast(pl.Int64).to_numpy(writable=True)
 
     return decode
 
@@ -151,14 +156,13 @@ def hub_dataset(
     """Decoded columns of a data set on the Hugging Face hub: split -> column -> array [rows, ...]. ``rows``
     has the splits to read and the number of rows that each must have (None: any number).
 
-    With a data root, the network is not used, and changes of files are detected by path, size and time.
-    Without one, a data set that was read before is taken from the cache by its id. BadInput for a missing
+    With a data root, the network is not used, and decoded data is taken from the cache if the hashes of its files are the
+    same. Without one, a data set that was read before is taken from the cache by its id. BadInput for a missing
     folder or data set, a damaged file, unexpected rows, sizes or labels, a missing network, or if the extra
     ``data`` is not installed."""
     folder = None if data_root is None else hub_folder(hub_id, data_root)
-    files = sorted(folder.rglob("*.parquet")) if folder is not None else []
-    stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), stamps)).encode()
+    hashes = _hashes(folder)
+    key = repr((VERSION, hub_id, str(folder), sorted(columns), sorted(rows), hashes)).encode()
     name = f"{hub_id.replace('/', '--')}-{hashlib.blake2b(key, digest_size=12).hexdigest()}.safetensors"
     cached = cache_folder() / "datasets" / name
     arrays: Arrays = {}
@@ -178,8 +182,20 @@ def hub_dataset(
                 if column not in table.columns:
                     raise BadInput(f"{where}: no column {column!r}; accepted: the whole data set")
                 arrays[f"{split}/{column}"] = decode(table[column], f"{where}, column {column!r}")
-        _store(cached, arrays)
+        if _hashes(folder if data_root is not None else None) == hashes:  # no file was written meanwhile
+            _store(cached, arrays)
     return {split: {column: arrays[f"{split}/{column}"] for column in columns} for split in rows}
+
+
+def _hashes(folder: Path | None) -> list[tuple[str, str]]:
+    """The names and hashes of the files of a data set; none without a folder."""
+    found = [] if folder is None else sorted(folder.rglob("*.parquet"))
+    try:
+        return list(zip(map(str, found), digests(found), strict=True))
+    except OSError as error:
+        raise BadInput(
+            f"data_root: {error.filename}: {error.strerror}; accepted: a file that can be read"
+        ) from None
 
 
 def hub_folder(
@@ -195,6 +211,7 @@ def hub_folder(
         if not folder.is_dir():
             accepted = f"a folder with hub/{hub_id}/..., or null for the hub"
             raise BadInput(f"data_root: {folder} is not a folder; accepted: {accepted}")
+        note(folder, patterns)
         return folder.resolve()
     snapshot_download = package("huggingface_hub", "'gossamer[data]'").snapshot_download
     try:
@@ -202,6 +219,7 @@ def hub_folder(
         if kind == "dataset" and not any(next(folder.rglob(pattern), None) for pattern in patterns):
             converted = "refs/convert/parquet"  # the hub's own copy of data sets in other formats
             folder = Path(snapshot_download(hub_id, repo_type=kind, revision=converted))
+        note(folder, patterns)
         return folder
     except Exception as error:  # including errors of the HTTP client
         problem = f"{hub_id} can't be read from the Hugging Face hub ({first_line(error)})"

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
+from gossamer.reads import note
 from gossamer.tasks.data import (
     Decoder,
     check_text,
@@ -108,6 +109,8 @@ class LeafTask(TaskSource):
         if self.path is None:
             train, test = self.from_hub(data_root)
         else:
+            note(self.path / "train", ["*.json"])
+            note(self.path / "test", ["*.json"])
             users = read_users(self.path / "train")
             self.learn(data["x"] for _, data in users.values())
             train, test = self._joined(users), self._joined(read_users(self.path / "test"))
@@ -185,6 +188,7 @@ class CelebA(LeafTask):
         from PIL import Image
 
         folder = self.images or (self.path or Path()) / "raw" / "img_align_celeba"
+        note(folder, ["*"])
         pixels = np.empty((len(x), 3, 84, 84), np.uint8)
         for row, name in enumerate(x):
             try:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, first_line
+from gossamer.reads import note
 from gossamer.tasks.data import split_by_owner
 from gossamer.tasks.task import Metric, ModelField, RootMean, Task, TaskSource, model_factory
 
@@ -84,6 +85,7 @@ class MovieLens(TaskSource):
             accepted = f"a folder that has it (unpack {SITE}/ml-{self.release}.zip in its folder movielens)"
             problem = f"{data_root or 'null'} has no file {release.file}"
             raise BadInput(f"data_root: {problem}; accepted: {accepted}")
+        note(path)
         ratings = read_ratings(path, release)
         owners, stars = ratings["userId"].to_numpy(writable=True), ratings["rating"].to_torch()
         users, user = np.unique(owners, return_inverse=True)

@@ -291,6 +291,59 @@ def test_worker_that_cannot_run_the_experiment_is_named(
     assert sorted(fleet.wait(pid) for pid in pids) in ([0, 0], [0, 1])
 
 
+def write_lab(folder: Path, stars: int, comment: str) -> None:
+    """An own algorithm, and ratings."""
+    data = folder / "root" / "movielens" / "ml-latest-small"
+    data.mkdir(parents=True)
+    rows = [f"{user},{film},{stars},0" for user in (1, 2, 3, 4) for film in range(1, 9)]
+    (data / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows))
+    (folder / "mine.py").write_text(
+        f"{comment}\nfrom gossamer.algorithms import DPSGD\nclass Mine(DPSGD): pass\n"
+    )
+
+
+def test_worker_with_other_code_or_data_is_refused(
+    fleet: Fleet, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run waits for a worker that has the same, at another place."""
+    for name, stars, comment in (
+        ("one", 3, "# as it is"),
+        ("two", 4, "# edited"),
+        ("three", 3, "# as it is"),
+    ):
+        write_lab(here / name, stars, comment)
+
+    def worker(name: str) -> int:
+        monkeypatch.chdir(here / name)
+        return fleet.start(listen.address, "--data-root", str(here / name / "root"), "--wait", "30", slots=2)
+
+    other = worker("two")
+    observer = At()
+    monkeypatch.chdir(here / "one")
+    monkeypatch.syspath_prepend(here / "one")
+    described = experiment(
+        task="movielens", partition="iid", algorithm="mine:Mine", data_root="root", stop={"rounds": 2}
+    )
+
+    def join_when_refused(text: str) -> None:
+        observer.texts.append(text)
+        if "is refused" in text:
+            pids.extend([worker("one"), worker("three")])
+            monkeypatch.chdir(here / "one")
+
+    pids: list[int] = []
+    monkeypatch.setattr(observer, "say", join_when_refused)
+    run = gossamer.run(described, here, observer=observer, listen=listen)
+    what = "module mine and data_root/movielens/ml-latest-small/ratings.csv"
+    text = f"worker 1 (127.0.0.1) is refused: it has other code or data than the coordinator: {what}"
+    assert run.status == "done"
+    assert text in observer.texts
+    assert run.events.filter(pl.col("event") == "refused")["detail"].to_list() == [text]
+    assert fleet.wait(other) == 1
+    assert f"refuses this worker, which has other code or data: {what}" in fleet.said()
+    assert [fleet.wait(pid) for pid in pids] == [0, 0]
+
+
 def test_taken_address_and_simulation_are_bad_input(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -55,6 +55,7 @@ class ProcessesEngine:
                 _check(self._server, experiment)
             self._resources = stack.pop_all()
         self.description = self._setup.description()
+        self.fingerprint = self._setup.fingerprint
 
     def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""

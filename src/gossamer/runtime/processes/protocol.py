@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from gossamer.faults import StartFrom
+from gossamer.fingerprint import Fingerprint
 from gossamer.messages.tags import Traffic
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Moment
@@ -257,6 +258,7 @@ class Job(ProtocolMessage):
     token: bytes  # identifies the nodes of this run to each other
     certificates: list[bytes]  # of every rank (DER); empty without TLS
     reconnect_s: float  # how long the worker tries to reach a lost coordinator
+    fingerprint: Fingerprint | None = None  # of the coordinator's code and data, which the worker must have
 
 
 class Acknowledge(ProtocolMessage):
@@ -293,13 +295,19 @@ class Prepared(ProtocolMessage):
     """The worker has prepared its :class:`Job`, or found no problem (:class:`Check`)."""
 
 
+class Differs(ProtocolMessage):
+    """The worker has other own code or other data than the coordinator: these modules and files."""
+
+    what: list[str]
+
+
 class Refused(ProtocolMessage):
     """The experiment can't be run, or the worker can't join."""
 
     problems: list[str]
 
 
-FromWorker = NodeReport | Prepared | Refused | Acknowledge
+FromWorker = NodeReport | Prepared | Differs | Refused | Acknowledge
 """Messages from a worker to the coordinator."""
 
 

@@ -67,6 +67,7 @@ class SimulateEngine:
         self._setup = prepare(experiment)
         _check_rates(self._setup)
         self.description = self._setup.description()
+        self.fingerprint = self._setup.fingerprint
 
     def run(self, folder: RunFolder, observer: Observer, checkpoint: RunCheckpoint | None = None) -> Outcome:
         """Run to the end. The failure of a node is part of the outcome; rows recorded before it are kept."""

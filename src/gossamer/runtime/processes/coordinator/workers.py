@@ -30,6 +30,7 @@ from gossamer.config import Experiment
 from gossamer.errors import RunFailed
 from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import RunFolder, atomic, run_id
+from gossamer.results.formatting import some
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
@@ -84,6 +85,7 @@ class Workers(ABC):
             token=secrets.token_bytes(TOKEN_BYTES),
             certificates=[],
             reconnect_s=setup.experiment.failures.detection_s,
+            fingerprint=setup.fingerprint,
         )
 
     def _new(self, session_name: str, text: str, slots: int) -> _Worker:
@@ -109,11 +111,17 @@ class Workers(ABC):
                 worker.ready = True
             case protocol.Refused(problems=problems):
                 raise RunFailed(f"{worker.name} can't run the experiment: {'; '.join(problems)}")
+            case protocol.Differs(what=what):
+                self._refuse(worker, f"it has other code or data than the coordinator: {some(what)}")
             case NodeReport(rank=rank) if self._at.get(rank) is worker:
                 model = getattr(message.message, "model", None)
                 if model is not None and len(model) != self._model_bytes:
                     raise ChannelError(f"a model of {len(model)} bytes of node {rank}")
                 self._emit(self._keep(message))
+
+    def _refuse(self, worker: _Worker, why: str) -> None:
+        """Go on without a worker that can't take part."""
+        raise RunFailed(f"{worker.name} can't run the experiment: {why}")
 
     def _keep(self, report: NodeReport) -> NodeReport:
         """Write the files of a node, which may send only its own. Returns its report, with the error if a checkpoint
@@ -207,13 +215,13 @@ class LocalWorker(Workers):
 class JoinedWorkers(Workers):
     """The workers that join over the network, which get all files and keys that they need. The run starts with at
     least ``min_workers`` workers, once they have slots for all nodes. ``refused`` records a worker that does not
-    know the token."""
+    know the token, or has other code or data."""
 
     def __init__(
         self, listener: WorkerListener, min_workers: int, refused: Callable[[str], None], *arguments: Any
     ) -> None:
         super().__init__(*arguments)
-        self._listener, self._min_workers = listener, min_workers
+        self._listener, self._min_workers, self._refused = listener, min_workers, refused
         self._silent_s = self._job.reconnect_s
         self._joined = 0  # workers so far
         self._incarnations: dict[int, int] = {}
@@ -259,8 +267,13 @@ class JoinedWorkers(Workers):
         worker.away = None
         return None
 
+    def _refuse(self, worker: _Worker, why: str) -> None:
+        # Its connection stays open until it has heard that its message has arrived.
+        self._workers = {name: other for name, other in self._workers.items() if other is not worker}
+        self._refused(f"{worker.name} is refused: {why}")
+
     def _disconnected(self, session_name: str, error: str | None) -> None:
-        if self._closing:
+        if self._closing or session_name not in self._workers:
             return
         if error is not None:
             self._lose(session_name, f"it sent {error}")

@@ -31,8 +31,10 @@ from gossamer import __version__
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, RunFailed
+from gossamer.fingerprint import differences
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.folder import RunFolder
+from gossamer.results.formatting import some
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import (
     LARGEST_STRANGER,
@@ -102,6 +104,7 @@ class Worker:
         self._pool: ProcessPool | None = None
         self._host = "127.0.0.1"
         self._over: str | None = None
+        self._differs: list[str] = []  # what differs from the coordinator's code and data
 
     def attach(self, end: socket.socket, received: int = 0) -> None:
         """Continue on this connection to the coordinator, which has received ``received`` messages."""
@@ -140,6 +143,10 @@ class Worker:
             raise_descriptor_limit(setup.experiment.nodes)
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
+            return
+        if job.fingerprint is not None and (what := differences(job.fingerprint, setup.fingerprint)):
+            self._differs = what
+            self._session.send(protocol.Differs(what))
             return
         resources = ComputeResources(setup)
         resources.warm_up()
@@ -258,6 +265,10 @@ class JoinedWorker(Worker):
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
             self.serve()
+            if self._differs and self._session.settled:
+                raise RunFailed(
+                    f"{self._coordinator} refuses this worker, which has other code or data: {some(self._differs)}"
+                )
         log.info("the run is over (%s)", self._over)
 
     def _join(self) -> None:

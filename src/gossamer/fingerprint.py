@@ -1,0 +1,397 @@
+"""What may change the results of an experiment without being written in it: a user's own modules, and the data.
+
+The fingerprint of a run names the own modules of the experiment and the modules that these import, as far as import
+statements say so, with the hash of each source file. A module is a user's own if it is neither gossamer's nor of Python's
+library nor in a folder of installed packages. Modules are found and read, but never executed. The data is all files that are
+read for the nodes together (:mod:`gossamer.reads`) and the files that the experiment names. Their names do not depend on the
+machine: they begin with the field that names them, the data root, or the id on the Hugging Face hub.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from pydantic import BaseModel
+
+from gossamer.config import Experiment
+from gossamer.config.registry import Component, FunctionComponent, script_module
+from gossamer.digests import combined, digests
+from gossamer.files import cache_folder
+from gossamer.reads import Read
+
+MAX_NAMED = 100
+"""A folder with more files is recorded by one hash, without their names."""
+
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:\w+")
+_NOT_READ = ("name", "initial", "checkpoint", "trackers", "data_root")
+"""Fields of an experiment that name no data of its tasks. The file of ``initial`` has its own checksum."""
+_SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/proc", "/run", "/sys", "/usr")
+"""Folders whose files are not data."""
+
+
+class DataEntry(TypedDict):
+    """A file, or the files of a folder whose names match ``patterns``. ``path`` is its place in ``of``: the field that names
+    it or a folder around it, "data_root", the working directory (".") or the root of the file system ("/"). With more than
+    :data:`MAX_NAMED` files, only the hash of all of them is known."""
+
+    of: str
+    path: str
+    patterns: list[str]
+    count: int
+    sha256: str
+    files: NotRequired[dict[str, str]]
+
+
+class Fingerprint(TypedDict):
+    """The SHA-256 of each own module by its name; the data; versions of the installed packages that the experiment names; and
+    what could not be fingerprinted."""
+
+    code: dict[str, str]
+    data: list[DataEntry]
+    packages: dict[str, str]
+    unknown: list[str]
+
+
+def unknown() -> Fingerprint:
+    """The fingerprint of nothing."""
+    return {"code": {}, "data": [], "packages": {}, "unknown": []}
+
+
+def fingerprint(experiment: Experiment, read: Iterable[Read] = ()) -> Fingerprint:
+    """The fingerprint of an experiment that has read some files."""
+    entries, unread = _data(experiment, read)
+    return {
+        "code": code(experiment, loaded=True),
+        "data": entries,
+        "packages": packages(experiment),
+        "unknown": [
+            *(f"{name} (of a notebook)" for name in _of_notebook(experiment)),
+            *unread,
+            *_unseen(experiment, entries),
+        ],
+    }
+
+
+# --- code
+
+
+def code(experiment: Experiment, *, loaded: bool = False) -> dict[str, str]:
+    """The SHA-256 of each own module by its name: of its file as it is now or, with ``loaded``, as it was when this process
+    first saw the module, whose code it goes on executing."""
+    found: dict[str, str] = {}
+    waiting = list(dict.fromkeys(_modules_named(experiment)))
+    while waiting:
+        name = waiting.pop()
+        if name in found or (path := _own_source(name)) is None:
+            continue
+        try:
+            text = path.read_bytes()
+        except OSError:  # importing it will report it
+            continue
+        found[name] = hash_ = hashlib.sha256(text).hexdigest()
+        if loaded and (module := sys.modules.get(name)) is not None:
+            spec, first = _first_seen.setdefault(name, (module.__spec__, hash_))
+            if spec is module.__spec__:
+                found[name] = first
+            else:  # it was loaded again
+                _first_seen[name] = module.__spec__, hash_
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        waiting += _imports(text, package)
+        waiting += [name.rpartition(".")[0]] if "." in name else []
+    return dict(sorted(found.items()))
+
+
+_first_seen: dict[str, tuple[ModuleSpec | None, str]] = {}
+
+
+def _modules_named(experiment: Experiment) -> Iterator[str]:
+    """The modules of all components of an experiment, and those of the functions that it names."""
+    for value in _values({name: value for name, value in experiment if name != "trackers"}):
+        if isinstance(value, str) and _REFERENCE.fullmatch(value):
+            yield value.partition(":")[0]
+        elif isinstance(value, Component):
+            yield value.module_of()
+            if ":" in value.name_of():
+                yield value.name_of().partition(":")[0]
+
+
+def _values(value: Any) -> Iterator[Any]:
+    """A value, and all values in it."""
+    yield value
+    if isinstance(value, BaseModel | Mapping):
+        for item in dict(value).values():
+            yield from _values(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _values(item)
+
+
+def _of_notebook(experiment: Experiment) -> list[str]:
+    """The components of an experiment that are defined in a notebook or at a prompt, and so have no file."""
+    if script_module() is not None:
+        return []
+    named = [v.name_of() if isinstance(v, Component) else v for v in _values(dict(experiment))]
+    return list(dict.fromkeys(n for n in named if isinstance(n, str) and n.startswith("__main__:")))
+
+
+def _own_source(name: str) -> Path | None:
+    """The source file of a module, if it is a user's own."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names or top in ("gossamer", "__main__"):
+        return None
+    if name == script_module():
+        file = sys.modules["__main__"].__file__
+    else:
+        spec = _spec(name)
+        file = None if spec is None or not spec.has_location else spec.origin
+    if file is None or not (path := Path(file)).is_file():
+        return None
+    return None if _is_installed(path.resolve()) else path
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Where a module is found, without executing it or its packages."""
+    if (module := sys.modules.get(name)) is not None:
+        return getattr(module, "__spec__", None)
+    parent, inside = name.rpartition(".")[0], None
+    if parent:
+        above = _spec(parent)
+        if above is None or above.submodule_search_locations is None:
+            return None
+        inside = list(above.submodule_search_locations)
+    for finder in sys.meta_path:
+        if (spec := finder.find_spec(name, inside, None)) is not None:
+            return spec
+    return None
+
+
+@cache
+def _installed() -> tuple[Path, ...]:
+    """The folders of Python's library, of installed packages and of gossamer."""
+    folders = {sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parent)}
+    return tuple(Path(folder).resolve() for folder in folders)
+
+
+def _is_installed(path: Path) -> bool:
+    named = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(named) or any(path.is_relative_to(folder) for folder in _installed())
+
+
+def _imports(text: bytes, package: str) -> list[str]:
+    """The modules that a source imports, in any of its lines; some names may be of other things in a module. ``package`` is
+    where relative imports begin."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return []
+    names: list[str] = []
+    for statement in ast.walk(tree):
+        if isinstance(statement, ast.Import):
+            names += [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            outer = package.split(".")[: len(package.split(".")) - statement.level + 1]
+            base = ".".join([*(outer if statement.level else ()), *filter(None, [statement.module])])
+            names += [base, *(f"{base}.{alias.name}" for alias in statement.names)]
+    return list(filter(None, names))
+
+
+def packages(experiment: Experiment) -> dict[str, str]:
+    """The versions of the installed packages that an experiment names. (gossamer's own are recorded elsewhere.)"""
+    left_out = {"gossamer", "__main__", "", *sys.stdlib_module_names}
+    names = sorted({name.partition(".")[0] for name in _modules_named(experiment)} - left_out)
+    return {name: version for name in names if (version := _version(name)) is not None}
+
+
+@cache
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+# --- data
+
+
+def paths(experiment: Experiment, left_out: Sequence[str] = _NOT_READ) -> Iterator[tuple[str, Path]]:
+    """Every path in a component's parameters, with its field, such as "task.model.path"."""
+
+    def within(value: Any, field: str) -> Iterator[tuple[str, Path]]:
+        if isinstance(value, Path):
+            yield field, value
+        elif isinstance(value, BaseModel | Mapping):
+            for name, item in dict(value).items():
+                yield from within(item, f"{field}.{name}".lstrip("."))
+        elif isinstance(value, list | tuple):
+            for number, item in enumerate(value):
+                yield from within(item, f"{field}.{number}")
+
+    yield from within({name: value for name, value in experiment if name not in left_out}, "")
+
+
+def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry], list[str]]:
+    """The data, and what can't be read."""
+    fields = dict(paths(experiment))
+    places = {(field, ""): Read(path) for field, path in fields.items() if path.is_file()}
+    named = {path for path in fields.values() if path.is_file()}
+    for item in read:
+        if item.path not in named and (not item.opened or _is_data(item.path, experiment, fields)):
+            places.setdefault(_place(item, experiment, fields), item)
+    entries, unread = [], []
+    for (of, path), item in places.items():
+        if (entry := _entry(of, path, item)) is None:
+            unread.append(_text(of, path))
+        else:
+            entries.append(entry)
+    return entries, unread
+
+
+def _unseen(experiment: Experiment, entries: Iterable[DataEntry]) -> Iterator[str]:
+    """What an own task may have read unseen: files below the data root, of which it opened none with Python's functions."""
+    task = experiment.task
+    takes_root = not isinstance(task, FunctionComponent) or "data_root" in type(task).model_fields
+    own = isinstance(task, Component) and not task.module_of().startswith("gossamer.") and takes_root
+    if own and experiment.data_root is not None and "data_root" not in {entry["of"] for entry in entries}:
+        yield f"what {task.name_of()} reads below data_root, if anything"
+
+
+def _is_data(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
+    """Whether a file that was opened can be data: it is below a path that the experiment names, or is neither hidden nor
+    code nor part of what is installed."""
+    roots = [*fields.values(), *filter(None, [experiment.data_root])]
+    if any(path.is_relative_to(root) for root in roots):
+        return True
+    if path.suffix in (".py", ".pyc") or path.is_relative_to(cache_folder().resolve()) or _is_installed(path):
+        return False
+    hidden = any(part.startswith(".") for part in path.parts)
+    return not hidden and not any(map(path.is_relative_to, (*_SYSTEM, sys.prefix, sys.base_prefix)))
+
+
+def _place(read: Read, experiment: Experiment, fields: Mapping[str, Path]) -> tuple[str, str]:
+    """The name of what was read, by the first of these that it is below: a field, the data root, the working directory."""
+    bases = {**fields, "data_root": experiment.data_root, ".": Path.cwd()}
+    for of, base in bases.items():
+        if base is not None and read.path.is_relative_to(base):
+            path = read.path.relative_to(base).as_posix()
+            return of, "" if path == "." else path
+    return "/", str(read.path)
+
+
+def _entry(of: str, path: str, read: Read) -> DataEntry | None:
+    """The entry of a file or folder; None if it can't be read."""
+    try:
+        names = read.names()
+        hashes = digests([read.path / name for name in names])
+    except OSError:
+        return None
+    entry: DataEntry = {
+        "of": of,
+        "path": path,
+        "patterns": list(read.patterns),
+        "count": len(names),
+        "sha256": hashes[0] if names == [""] else combined(names, hashes),
+    }
+    if names != [""] and len(names) <= MAX_NAMED:
+        entry["files"] = dict(zip(names, hashes, strict=True))
+    return entry
+
+
+def _text(of: str, path: str, file: str = "") -> str:
+    return "/".join(filter(None, ("" if of in (".", "/") else of, path, file)))
+
+
+# --- comparison
+
+
+def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
+    """The modules, files and folders that differ between two fingerprints."""
+    code = [f"module {name}" for name in changed_code(before["code"], now["code"])]
+    return code + changed_data(before["data"], now["data"])
+
+
+def files_of(entries: Iterable[DataEntry]) -> dict[str, str]:
+    """The hash of each file, or of each folder of many files, by its name in messages."""
+    return {
+        _text(entry["of"], entry["path"], name): hash_
+        for entry in entries
+        for name, hash_ in entry.get("files", {"": entry["sha256"]}).items()
+    }
+
+
+def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The names of the modules that differ, and of those that only one of two fingerprints has."""
+    both = {**before, **now}
+    return [name for name in sorted(both) if before.get(name) != now.get(name)]
+
+
+def changed_data(before: Iterable[DataEntry], now: Iterable[DataEntry]) -> list[str]:
+    """The files, or folders of many files, that differ between two fingerprints. What only one of them has is not compared:
+    without a data root, a data set of the hub that was read before is taken by its id."""
+    then = {(entry["of"], entry["path"]): entry for entry in before}
+    return [text for entry in now for text in _changes(then.get((entry["of"], entry["path"]), entry), entry)]
+
+
+def _changes(before: DataEntry, now: DataEntry) -> list[str]:
+    if before["sha256"] == now["sha256"]:
+        return []
+    of, path = now["of"], now["path"]
+    old, new = before.get("files"), now.get("files")
+    if old is None or new is None:
+        return [f"{_text(of, path)} ({before['count']:,} files)" if before["count"] > 1 else _text(of, path)]
+    names = [name for name in sorted({**old, **new}) if old.get(name) != new.get(name)]
+    how = {True: "", False: " (new)"}, {True: "", False: " (missing)"}
+    return [f"{_text(of, path, name)}{how[0][name in old]}{how[1][name in new]}" for name in names]
+
+
+class Present:
+    """Own code and data as they are at present on this machine. Each file is looked at once, for any number of runs."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Path, tuple[str, ...]], DataEntry | None] = {}
+        self._code: dict[frozenset[str], dict[str, str]] = {}
+
+    def changed_code(self, before: Mapping[str, str], experiment: Experiment) -> list[str]:
+        """The names of the modules that differ from those of a run of the experiment."""
+        named = frozenset(_modules_named(experiment))
+        if named not in self._code:
+            self._code[named] = code(experiment)
+        return changed_code(before, self._code[named])
+
+    def changed_data(
+        self, before: Iterable[DataEntry], experiment: Experiment
+    ) -> tuple[list[str], list[str]]:
+        """The files that differ from those that a run of the experiment has read, and those that are not at hand."""
+        changed, absent = [], []
+        for entry in before:
+            of, path = entry["of"], entry["path"]
+            places = {"data_root": experiment.data_root, ".": Path.cwd(), "/": Path("/")}
+            base = places.get(of, dict(paths(experiment)).get(of))
+            key = (base or Path()) / path, tuple(entry["patterns"])
+            if key not in self._entries:
+                self._entries[key] = None if base is None else _entry(of, path, Read(*key))
+            if (now := self._entries[key]) is None:
+                absent.append(_text(of, path))
+            else:
+                changed += _changes(entry, {**now, "of": of, "path": path})
+        return changed, absent
+
+
+def changed_versions(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The versions that differ, as text."""
+    return [
+        f"{name} {before[name]} (now {now[name]})"
+        for name in before
+        if name in now and before[name] != now[name]
+    ]

@@ -1,0 +1,87 @@
+"""Notes on the files that a run reads: those that its readers name, and those that a user's own code opens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_WRITES = os.O_WRONLY | os.O_RDWR
+
+
+class Read(NamedTuple):
+    """A file, or the files of a folder (below it too) whose names match some patterns. ``opened``: it may be anything that a
+    user's code has opened."""
+
+    path: Path
+    patterns: tuple[str, ...] = ()
+    opened: bool = False
+
+    def names(self) -> list[str]:
+        """The names of the files relative to the path, in alphabetical order; "" for a file. OSError if there is nothing
+        at the path."""
+        if not self.path.is_dir():
+            self.path.stat()
+            return [""]
+        found = [
+            os.path.relpath(os.path.join(folder, name), self.path)  # noqa: PTH118 - there may be many thousands
+            for folder, _, names in os.walk(self.path)
+            for name in names
+            if any(fnmatch(name, pattern) for pattern in self.patterns)
+        ]
+        return sorted(found)
+
+
+_noted: ContextVar[dict[Read, None] | None] = ContextVar("noted", default=None)
+_opened: set[str] | None = None
+
+
+@contextmanager
+def noting() -> Iterator[dict[Read, None]]:
+    """Collect what is noted in this context, as the keys of the mapping, in order."""
+    noted: dict[Read, None] = {}
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
+def note(path: Path, patterns: Sequence[str] = (), *, opened: bool = False) -> None:
+    """Note that a file, or the files of a folder whose names match the patterns, are read."""
+    if (noted := _noted.get()) is not None:
+        noted[Read(path, tuple(patterns), opened)] = None
+
+
+@contextmanager
+def noting_opened() -> Iterator[None]:
+    """Note the files that Python code opens for reading in this context. Readers that are not written in Python, such as
+    that of polars, open files unseen."""
+    global _opened
+    _listen()
+    outer, _opened = _opened, set()
+    try:
+        yield
+    finally:
+        opened, _opened = _opened, outer
+        for path in sorted(opened):
+            if Path(path).is_file():
+                note(Path(path), opened=True)
+
+
+@cache
+def _listen() -> None:
+    sys.addaudithook(_hear)  # it can't be removed
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if _opened is not None and event == "open":
+        path, _, flags = arguments
+        if isinstance(path, str | bytes | os.PathLike) and not (flags or 0) & _WRITES:
+            _opened.add(os.path.abspath(os.fsdecode(path)))  # noqa: PTH100 - Path.absolute() costs more

@@ -1,0 +1,371 @@
+"""The fingerprint of an experiment: own modules that it names and those that they import, and the files that it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import sys
+from importlib import reload
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gossamer
+from gossamer import Experiment, digests
+from gossamer.digests import digest
+from gossamer.errors import BadInput
+from gossamer.fingerprint import Fingerprint, Present, code, differences
+from gossamer.runtime.setup import prepare
+
+BASE: dict[str, Any] = {
+    "nodes": 2,
+    "task": {"name": "least-squares", "samples": 16, "features": 3, "test_samples": 20},
+    "algorithm": "d-psgd",
+    "evaluation": {"every_rounds": 2},
+    "stop": {"rounds": 2},
+}
+ALGORITHM = "from gossamer.algorithms import DPSGD\nclass Mine(DPSGD):\n    pass\n"
+TASK = """
+import numpy as np
+import torch
+from gossamer.tasks import Task
+
+def load(data_root=None, folder=None):
+    x = torch.from_numpy(np.load({path}))
+    return Task(model=lambda: torch.nn.Linear(3, 1), train=(x, x[:, :1]), test=(x, x[:, :1]), loss=torch.nn.functional.mse_loss)
+"""
+
+
+def experiment(**fields: Any) -> Experiment:
+    return Experiment.of({**BASE, **fields})
+
+
+def sha256(path: Path | str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def write(files: dict[str, str]) -> None:
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+
+
+# --- code
+
+
+def test_own_modules_are_followed_through_their_imports(here: Path) -> None:
+    """Absolute, relative, nested and late imports; neither Python's library, nor packages, nor gossamer."""
+    write(
+        {
+            "mine.py": "import os, helper\nimport numpy as np\nfrom lab.steps import size\n" + ALGORITHM,
+            "helper.py": "def late():\n    import only_late\n",
+            "only_late.py": "raise SystemExit('it must not be executed')\n",
+            "unrelated.py": "x = 1\n",
+            "lab/__init__.py": "",
+            "lab/steps.py": "from . import inner\nfrom .deep.below import *\nsize = 1\n",
+            "lab/inner.py": "from torch import nn\n",
+            "lab/other.py": "",
+            "lab/deep/__init__.py": "",
+            "lab/deep/below.py": "from .. import other\n",
+        }
+    )
+    found = code(experiment(algorithm="mine:Mine"))
+    files = {
+        "mine": "mine.py",
+        "helper": "helper.py",
+        "only_late": "only_late.py",
+        "lab": "lab/__init__.py",
+        "lab.steps": "lab/steps.py",
+        "lab.inner": "lab/inner.py",
+        "lab.other": "lab/other.py",
+        "lab.deep": "lab/deep/__init__.py",
+        "lab.deep.below": "lab/deep/below.py",
+    }
+    assert found == {name: sha256(path) for name, path in files.items()}
+    assert "only_late" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"algorithm": "mine:Mine"},
+        {"task": {**BASE["task"], "model": "mine:model"}},
+        {
+            "task": {
+                "name": "hub",
+                "path": "d.csv",
+                "inputs": "a",
+                "targets": "b",
+                "transform": "mine:transform",
+            }
+        },
+        {
+            "task": {
+                "name": "hub",
+                "path": "d.csv",
+                "inputs": "a",
+                "targets": "b",
+                "metrics": {"m": "mine:metric"},
+            }
+        },
+    ],
+)
+def test_every_component_and_function_that_is_named_counts(here: Path, fields: dict[str, Any]) -> None:
+    write({"mine.py": ALGORITHM + "def model(shape, classes): ...\n", "d.csv": "a,b\n1,2\n"})
+    assert code(experiment(**fields)) == {"mine": sha256("mine.py")}
+
+
+def test_built_in_components_have_no_own_code(here: Path) -> None:
+    write({"digits.py": "x = 1\n", "mlp.py": "x = 1\n"})
+    assert code(experiment(task={"name": "digits", "model": "mlp"})) == {}
+
+
+def test_trackers_do_not_change_results(here: Path) -> None:
+    write({"tracked.py": "from gossamer.results.trackers import Tracker\nclass T(Tracker):\n    pass\n"})
+    assert code(experiment(trackers=[{"name": "tracked:T"}])) == {}
+
+
+def test_line_endings_are_hashed_as_they_are(here: Path) -> None:
+    write({"mine.py": ALGORITHM})
+    before = code(described := experiment(algorithm="mine:Mine"))
+    Path("mine.py").write_bytes(ALGORITHM.replace("\n", "\r\n").encode())
+    assert code(described)["mine"] == sha256("mine.py") != before["mine"]
+
+
+def test_loaded_code_is_that_which_the_process_executes(here: Path) -> None:
+    """An edit counts for this process once the module is loaded again, and for new processes at once."""
+    write({"mine.py": ALGORITHM})
+    described = experiment(algorithm="mine:Mine")
+    first = code(described, loaded=True)
+    write({"mine.py": ALGORITHM + "# edited\n"})
+    assert code(described, loaded=True) == first
+    assert code(described)["mine"] == sha256("mine.py") != first["mine"]
+    reload(sys.modules["mine"])
+    assert code(described, loaded=True)["mine"] == sha256("mine.py")
+
+
+def test_class_of_a_notebook_is_said_not_to_be_fingerprinted(
+    here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    notebook = type(sys)("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", notebook)
+    exec("from gossamer.algorithms import DPSGD\nclass Cell(DPSGD):\n    pass\n", vars(notebook))
+    with caplog.at_level(logging.INFO, logger="gossamer"):
+        run = gossamer.run(experiment(algorithm=notebook.Cell), here / "runs")
+    assert run.environment["fingerprint"]["unknown"] == ["__main__:Cell (of a notebook)"]
+    assert run.environment["fingerprint"]["code"] == {}
+    assert "not fingerprinted: __main__:Cell (of a notebook)" in caplog.text
+
+
+# --- data
+
+
+def data_of(**fields: Any) -> dict[str, str]:
+    """The hashes of what a run reads, by name."""
+    entries = prepare(experiment(**fields)).fingerprint["data"]
+    return {"/".join(filter(None, (entry["of"], entry["path"]))): entry["sha256"] for entry in entries}
+
+
+def test_files_that_the_experiment_names_are_data(here: Path) -> None:
+    write({"ring.txt": "0 1\n", "d.csv": "a,b\n" + "1,2\n" * 20})
+    task = {"name": "hub", "path": "d.csv", "inputs": "a", "targets": "b", "loss": "regression"}
+    found = data_of(task={**task, "model": "linear"}, topology={"name": "edge-list", "path": "ring.txt"})
+    assert found == {"task.path": sha256("d.csv"), "topology.path": sha256("ring.txt")}
+
+
+def test_files_of_a_named_folder_are_data(here: Path) -> None:
+    write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")} | {"d/notes.md": "x"})
+    task = {
+        "name": "hub",
+        "path": "d",
+        "inputs": "a",
+        "targets": "b",
+        "loss": "regression",
+        "model": "linear",
+    }
+    [entry] = prepare(experiment(task=task)).fingerprint["data"]
+    assert entry["of"] == "task.path"
+    assert entry.get("files") == {f"{split}.csv": sha256(f"d/{split}.csv") for split in ("test", "train")}
+
+
+def test_ratings_below_the_data_root_are_data(here: Path) -> None:
+    file = "movielens/ml-latest-small/ratings.csv"
+    rows = [f"{user},{film},{1 + (user + film) % 5},0" for user in (1, 2, 3) for film in range(1, 9)]
+    write({f"root/{file}": "userId,movieId,rating,timestamp\n" + "\n".join(rows) + "\n"})
+    found = data_of(task={"name": "movielens"}, data_root="root")
+    assert found == {f"data_root/{file}": sha256(f"root/{file}")}
+
+
+def test_tasks_built_in_code_and_from_packages_have_no_files(here: Path) -> None:
+    assert data_of() == {}
+    assert data_of(task="digits") == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "of"),
+    [
+        ("'x.npy'", {}, "."),
+        ("data_root / 'x.npy'", {"data_root": "."}, "data_root"),
+        ("'{outside}/x.npy'", {}, "/"),
+    ],
+)
+def test_files_that_an_own_task_opens_are_data(
+    here: Path, tmp_path: Path, path: str, fields: dict[str, Any], of: str
+) -> None:
+    outside = tmp_path / "elsewhere"
+    outside.mkdir()
+    write({"mine.py": TASK.format(path=path).replace("{outside}", str(outside))})
+    np.save("x.npy", np.ones((8, 3), np.float32))
+    shutil.copy("x.npy", outside)
+    [entry] = prepare(experiment(task="mine:load", **fields)).fingerprint["data"]
+    assert (entry["of"], entry["path"]) == (of, f"{outside}/x.npy" if of == "/" else "x.npy")
+    assert entry["sha256"] == sha256("x.npy")
+
+
+def test_own_task_that_reads_the_data_root_unseen_is_named(here: Path) -> None:
+    """Only the data root can hold what such a reader reads, so without one there is nothing to say."""
+    write({"mine.py": TASK.format(path="'x.npy'").replace("np.load('x.npy')", "np.ones((8, 3), np.float32)")})
+    [text] = prepare(experiment(task="mine:load", data_root=".")).fingerprint["unknown"]
+    assert text == "what mine:load reads below data_root, if anything"
+    assert prepare(experiment(task="mine:load")).fingerprint["unknown"] == []
+
+
+def test_many_files_have_one_hash(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.fingerprint.MAX_NAMED", 1)
+    write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")})
+    task = {
+        "name": "hub",
+        "path": "d",
+        "inputs": "a",
+        "targets": "b",
+        "loss": "regression",
+        "model": "linear",
+    }
+    before = prepare(experiment(task=task)).fingerprint
+    assert "files" not in before["data"][0]
+    write({"d/test.csv": "a,b\n" + "1,3\n" * 20})
+    assert differences(before, prepare(experiment(task=task)).fingerprint) == ["task.path (2 files)"]
+
+
+# --- comparison
+
+
+def fingerprinted(root: Path, **code: str) -> tuple[Experiment, Fingerprint]:
+    """An experiment with ratings below a root, and its fingerprint."""
+    described = experiment(task={"name": "movielens"}, data_root=str(root))
+    found = prepare(described).fingerprint
+    return described, {**found, "code": code}
+
+
+def test_moved_data_is_the_same(here: Path) -> None:
+    rows = [f"{user},{film},3,0" for user in (1, 2, 3) for film in range(1, 9)]
+    write({"a/movielens/ml-latest-small/ratings.csv": "userId,movieId,rating,timestamp\n" + "\n".join(rows)})
+    shutil.copytree("a", "b")
+    (_, first), (moved, second) = fingerprinted(Path("a"), mine="1"), fingerprinted(Path("b"), mine="1")
+    assert differences(first, second) == []
+    assert Present().changed_data(first["data"], moved) == ([], [])
+    file = Path("b/movielens/ml-latest-small/ratings.csv")
+    file.write_text(file.read_text().replace(",3,", ",4,"))
+    changed = "data_root/movielens/ml-latest-small/ratings.csv"
+    assert Present().changed_data(first["data"], moved) == ([changed], [])
+    assert differences(first, {**prepare(moved).fingerprint, "code": {"mine": "2"}}) == [
+        "module mine",
+        changed,
+    ]
+    file.unlink()
+    assert Present().changed_data(first["data"], moved) == ([], [changed])
+    assert Present().changed_data(first["data"], moved.override(data_root=None)) == ([], [changed])
+
+
+def test_new_and_missing_files_of_a_folder_are_named(here: Path) -> None:
+    write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")})
+    task = {
+        "name": "hub",
+        "path": "d",
+        "inputs": "a",
+        "targets": "b",
+        "loss": "regression",
+        "model": "linear",
+    }
+    before = prepare(described := experiment(task=task)).fingerprint["data"]
+    Path("d/test.csv").rename("d/test-1.csv")
+    assert Present().changed_data(before, described)[0] == [
+        "task.path/test-1.csv (new)",
+        "task.path/test.csv (missing)",
+    ]
+
+
+# --- hashes
+
+
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the last changes of files count as long ago, and all files as large."""
+    monkeypatch.setattr(digests, "_SETTLED_NS", -(10**18))
+    monkeypatch.setattr(digests, "SMALL", 1)
+
+
+def test_large_file_is_read_once_by_all_processes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write({"x": "one"})
+    settled(monkeypatch)
+    assert digest(Path("x")) == sha256("x")
+    monkeypatch.setattr(digests, "_known", {})  # as in another process
+    monkeypatch.setattr(digests, "_sha256", lambda path: pytest.fail(f"{path} is read again"))
+    assert digest(Path("x")) == sha256("x")
+    assert digest(Path("x")) == sha256("x")
+
+
+def test_edit_of_equal_size_and_time_is_read_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place, and by another file under the same name."""
+    write({"x": "one", "y": "two"})
+    settled(monkeypatch)
+    status = Path("x").stat()
+    assert digest(Path("x")) == sha256("x")
+    os.utime("y", ns=(status.st_atime_ns, status.st_mtime_ns))
+    Path("y").rename("x")
+    assert digest(Path("x")) == hashlib.sha256(b"two").hexdigest()
+    changed_ns = Path("x").stat().st_ctime_ns
+    while Path("x").stat().st_ctime_ns == changed_ns:  # until the next tick of the file system's clock
+        Path("x").write_text("six")
+    os.utime("x", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert digest(Path("x")) == hashlib.sha256(b"six").hexdigest()
+
+
+def test_file_that_has_just_been_written_is_read_each_time(here: Path) -> None:
+    """Two changes within a tick of the clock have equal times."""
+    write({"x": "one"})
+    assert digest(Path("x")) == sha256("x")
+    assert digests._known == {}
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{}", '{"sha256": []}', '{"sha256": 1}', '{"crc32": "00000000", "sha256": ["0"]}']
+)
+def test_damaged_hashes_are_computed_again(here: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    write({"x": "one"})
+    settled(monkeypatch)
+    digest(Path("x"))
+    [kept] = (here.parent / "cache" / "digests").iterdir()
+    kept.write_text(damage)
+    monkeypatch.setattr(digests, "_known", {})
+    assert digest(Path("x")) == sha256("x")
+
+
+def test_unwritable_cache_is_only_logged(
+    here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write({"x": "one", "file": ""})
+    settled(monkeypatch)
+    monkeypatch.setenv("GOSSAMER_CACHE", str(here / "file" / "cache"))
+    assert digest(Path("x")) == sha256("x")
+    assert "set GOSSAMER_CACHE" in caplog.text
+
+
+def test_file_that_cannot_be_read_is_named(here: Path) -> None:
+    with pytest.raises(OSError, match="nothing"):
+        digest(Path("nothing"))
+    with pytest.raises(BadInput, match="task.path"):
+        prepare(experiment(task={"name": "hub", "path": "nothing", "inputs": "a", "targets": "b"}))
