@@ -202,6 +202,18 @@ def test_models_that_vmap_cannot_call_are_named_before_the_run() -> None:
         assert found.startswith("can't take the steps of this task, for it raises RuntimeError: ")
 
 
+def test_hooks_that_no_trainer_calls_are_refused() -> None:
+    def make() -> nn.Module:
+        module = Curved()
+        module.a.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+        return module
+
+    with pytest.raises(
+        BadInput, match=r"^task.model: 'a.weight' has a hook on its accumulated gradient, which no trainer"
+    ):
+        failure("sequential", make)
+
+
 # --- optimizers
 
 

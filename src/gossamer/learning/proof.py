@@ -48,10 +48,11 @@ FEWEST, MOST = 2, 8
 """Samples in a batch: batch norm needs two, and a trainer with a way of its own is tried with more."""
 
 
-def vectors_needed(state_vectors: int) -> int:
-    """The number of vectors [P] that exist at once in the proof of ``sequential``. (Other trainers are for small models.)"""
-    # Two modules, a fresh model, and a gradient, in parts and as a whole; a node's result, and start and result of another.
-    return 5 + 3 * (1 + state_vectors)
+def vectors_needed(name: str, state_vectors: int) -> int:
+    """The number of vectors [P] that exist at once in the proof of a trainer, as measured, given those of an optimizer's
+    state. "auto" takes trainers other than ``sequential`` only for small models."""
+    own = 1 + state_vectors
+    return 3 + 5 * own if name in ("auto", SequentialTrainer.name) else 20 + 18 * own
 
 
 def failure_of(

@@ -252,7 +252,7 @@ class SequentialTrainer(Trainer):
 class BatchedTrainer(Trainer):
     """Many nodes at once, in chunks of jobs that have the same number of steps, batch size and learning rate.
     BadInput for models with dropout, whose draws would depend on the nodes that share a batch, and for models
-    with torch's recurrent layers."""
+    with torch's recurrent layers, backward hooks or an embedding's ``padding_idx``."""
 
     name = "batched"
     evaluates_many = True

@@ -38,7 +38,7 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
     models = 1 if experiment.evaluation.of == "instant" else 2
     vectors = models + _vectors(kept)
     needed = 4 * experiment.nodes * (vectors * layout.size + models * layout.buffer_size)
-    proof = 4 * layout.size * vectors_needed(_vectors(optimizer.init(torch.zeros(2))))
+    proof = 4 * layout.size * vectors_needed(engine.trainer, _vectors(optimizer.init(torch.zeros(2))))
     if max(needed, proof) > available:
         nodes = f"nodes: {experiment.nodes} with {layout.size} parameters each"
         what = nodes if needed >= proof else f"task.model: the first steps of {layout.size} parameters"
