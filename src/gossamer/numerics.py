@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 VARIABLE = "MKL_CBWR"
@@ -64,6 +66,29 @@ def warning() -> str | None:
         "bits may depend on memory alignment, and so differ between two runs on this machine: import gossamer before the"
         f" first computation with torch, or set {VARIABLE}={DEFAULT} in the environment"
     )
+
+
+@contextmanager
+def repeatable(device: str) -> Iterator[None]:
+    """Make torch deterministic on a GPU, in full float32 precision, and restore its settings afterwards. A nondeterministic
+    operation gives a warning. (:func:`set_default_mode` sets the workspace of cuBLAS.) Nothing changes for a CPU."""
+    import torch
+
+    if device == "cpu":
+        yield
+        return
+    matmul: Any = torch.backends.cuda.matmul
+    memory: Any = torch.utils.deterministic
+    before = matmul.allow_tf32, memory.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        try:
+            matmul.allow_tf32 = False
+            memory.fill_uninitialized_memory = False  # nothing reads uninitialized memory
+            torch.set_deterministic_debug_mode("warn")
+            yield
+        finally:
+            matmul.allow_tf32, memory.fill_uninitialized_memory = before[:2]
+            torch.set_deterministic_debug_mode(before[2])
 
 
 def describe(*, computes_here: bool = True) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def test_worker_threads_make_no_modules() -> None:
     shared.gradient([GradientJob(job.start, job.batches[0], 1) for job in given])
     workers.close()
     assert makers == {threading.get_ident()}
-    assert not shared._draws
+    assert not shared.draws
 
 
 def test_dropout_is_drawn_from_the_seed_of_the_job() -> None:

@@ -51,6 +51,24 @@ def test_models_and_optimizer_states_must_fit_in_memory(
         prepare(experiment(**changes))
 
 
+@pytest.mark.parametrize(
+    ("trainer", "vectors"),
+    [("auto", 8), ("sequential", 8), ("batched", 38)],
+)
+def test_proof_of_the_trainer_must_fit_in_memory(
+    monkeypatch: pytest.MonkeyPatch, trainer: str, vectors: int
+) -> None:
+    """It counts where few nodes need less."""
+    few = experiment(nodes=2, engine={"name": "simulate", "trainer": trainer})
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * vectors * PARAMETERS)
+    prepare(few)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * vectors * PARAMETERS - 1)
+    with pytest.raises(
+        BadInput, match=r"^task.model: the first steps of 650 parameters take at least .* GiB"
+    ):
+        prepare(few)
+
+
 def test_nothing_is_refused_if_available_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: None)
     prepare(experiment())

@@ -58,7 +58,7 @@ def execute(kind: ComputationKind, jobs: Sequence[Any], trainer: Trainer, evalua
     if kind is ComputationKind.GRADIENT:
         return list(trainer.gradient(jobs))
     if kind is ComputationKind.APPLY:
-        return [trainer.apply(job) for job in jobs]
+        return list(trainer.apply(jobs))
     if kind is ComputationKind.ENCODE:
         return [None] * len(jobs)
     results: dict[int, Any] = {}

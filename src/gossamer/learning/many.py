@@ -33,8 +33,14 @@ def batching_obstacle(module: nn.Module) -> str | None:
             return "separate dropout's draws by node"
         if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
             return "renormalise embeddings in place for many nodes at once"
+        if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:  # vmap drops it
+            return "leave out the gradient of an embedding's padding_idx for many nodes at once"
+        if layer._backward_hooks or layer._backward_pre_hooks:
+            return f"call backward hooks, as {type(layer).__name__} has, for many nodes at once"
         if isinstance(layer, nn.RNNBase):  # its kernels accept the weights of only one model
             return f"take a step of {type(layer).__name__} layers for many nodes at once"
+    if any(parameter._backward_hooks for parameter in module.parameters()):
+        return "call the hooks of parameters for many nodes at once"
     return None
 
 

@@ -68,17 +68,24 @@ class Optimizer(Component):
     @final
     def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Clip the gradient and take one step. Parameters [..., P] and state are modified in place, and the
-        gradient may be overwritten; its memory belongs to the caller."""
+        gradient may be overwritten; its memory belongs to the caller. BadInput if :meth:`update` returns
+        something, which would be lost."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0))  # as clip_grad_norm_ does
-        self.update(parameters, gradient, state, lr)
+        returned: object = self.update(parameters, gradient, state, lr)
+        if returned is not None:
+            raise BadInput(
+                f"optimizer: {self.name_of()}.update returns {type(returned).__name__}; accepted: None, from an update that"
+                " writes into the parameters and the state that it is given"
+            )
 
     @abstractmethod
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
-        """Take one step with a clipped gradient. Arguments are as in :meth:`step`."""
+        """Take one step with a clipped gradient, in place. Arguments are as in :meth:`step`. Torch's random
+        generator is seeded for each node's steps."""
 
 
 def counter(parameters: Tensor) -> Tensor:

@@ -211,6 +211,11 @@ class FlatModule:
                 raise BadInput(
                     "task.model: returns the same parameters twice; accepted: a new module at each call"
                 )
+            if getattr(parameter, "_post_accumulate_grad_hooks", None):
+                raise BadInput(
+                    f"task.model: {field.name!r} has a hook on its accumulated gradient, which no trainer calls; accepted:"
+                    " a hook on the gradient (register_hook)"
+                )
             setattr(parameter, _IN_USE, True)
             parameter.data = field.of(self.parameters)
         paths = (field.name.rpartition(".") for field in self.layout.buffers)

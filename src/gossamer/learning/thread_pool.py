@@ -4,8 +4,9 @@ workers."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -70,6 +71,17 @@ class ThreadPool:
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread in the calling thread, as in the threads of a pool."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def chunks(items: Sequence[T], largest: int) -> list[Sequence[T]]:

@@ -25,7 +25,6 @@ from gossamer.learning.parameters import (
     FlatModule,
     Layout,
     bare_module,
-    flatten,
     generator_states,
     loss_of,
     note_finite,
@@ -48,7 +47,7 @@ MAX_BATCHED = 80_000
 
 class TrainJob(NamedTuple):
     """Some local steps of one node, each with a batch of sample indices. Model and state are those before the
-    first step and are never modified. The seed is for random layers (dropout)."""
+    first step and are never modified. The seed is for random layers (dropout) and optimizers that draw."""
 
     start: Model
     batches: Sequence[Int[Tensor, " batch"]]
@@ -74,15 +73,16 @@ class GradientJob(NamedTuple):
 
 
 class ApplyJob(NamedTuple):
-    """One optimizer step with a given gradient [P]."""
+    """One optimizer step with a given gradient [P]. The seed is for optimizers that draw random numbers."""
 
     start: Model
     gradient: Float[Tensor, " params"]
     lr: float
     state: State
+    seed: int
 
 
-J = TypeVar("J", TrainJob, GradientJob)
+J = TypeVar("J", TrainJob, GradientJob, ApplyJob)
 R = TypeVar("R")
 StepsResult = tuple[Model, State, Float[Tensor, "2"]]
 """The model and optimizer state after a job's last step, and, on the trainer's device, the sum of the steps' losses and the
@@ -100,6 +100,7 @@ class Trainer(ABC):
     name = ""
     evaluates_many = False  # whether many models are also evaluated at once
     compiles_first = False  # whether the first step waits for compilation
+    draws = False  # whether a step has drawn random numbers
 
     def __init__(
         self,
@@ -143,12 +144,31 @@ class Trainer(ABC):
     @abstractmethod
     def gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]: ...
 
-    def apply(self, job: ApplyJob) -> TrainResult:
-        """Take one optimizer step. The result has no loss."""
+    def apply(self, jobs: Sequence[ApplyJob]) -> list[TrainResult]:
+        """Take one optimizer step in each job. The results have no loss."""
+        return self._seeded(self._apply, jobs)
+
+    def _apply(self, job: ApplyJob) -> TrainResult:
         parameters = self.rows.fresh().copy_(job.start.parameters)
         state = {name: value.clone() for name, value in job.state.items()}
         self.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
+
+    def _seeded(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
+        """Run jobs on all workers or, if they draw random numbers, one at a time and from their seeds (again, when this
+        is noticed), since torch has one generator for all threads."""
+        if not self.draws:
+            before = generator_states(self.rows.device)
+            results = self._workers.map(run, jobs)
+            if all(map(torch.equal, before, generator_states(self.rows.device))):
+                return results
+            self.draws = True
+        results = []
+        for job in jobs:
+            seed_generators(job.seed, self.rows.device)
+            results.append(run(job))
+            self._workers.between()
+        return results
 
 
 def _results(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[TrainResult]:
@@ -166,7 +186,6 @@ class SequentialTrainer(Trainer):
     """One node at a time, on each worker."""
 
     name = "sequential"
-    _draws = False  # whether a step has drawn random numbers
 
     def _prepare(self) -> None:
         self._modules: list[_Module] = []  # those that no worker uses now
@@ -178,10 +197,9 @@ class SequentialTrainer(Trainer):
         return self._share(self._gradient, jobs)
 
     def _share(self, run: Callable[[_Module, J], R], jobs: Sequence[J]) -> list[R]:
-        """Run jobs on all workers or, if they draw random numbers, one at a time (again, when this is noticed), since
-        torch has one generator for all threads."""
+        """Run jobs with a module each."""
         # Made here and not by the workers, since a new module draws from the generator, whose state is then restored.
-        count = 1 if self._draws else self._workers.count
+        count = 1 if self.draws else self._workers.count
         while len(self._modules) < min(count, len(jobs)):
             self._modules.append(self._make_flat())
 
@@ -192,18 +210,7 @@ class SequentialTrainer(Trainer):
             finally:
                 self._modules.append(module)
 
-        if not self._draws:
-            before = generator_states(self.rows.device)
-            results = self._workers.map(with_module, jobs)
-            if all(map(torch.equal, before, generator_states(self.rows.device))):
-                return results
-            self._draws = True
-        results = []
-        for job in jobs:
-            seed_generators(job.seed, self.rows.device)
-            results.append(with_module(job))
-            self._workers.between()
-        return results
+        return self._seeded(with_module, jobs)
 
     def _make_flat(self) -> _Module:
         flat, (inputs, targets) = FlatModule(self._make_module()), self._data
@@ -245,7 +252,7 @@ class SequentialTrainer(Trainer):
 class BatchedTrainer(Trainer):
     """Many nodes at once, in chunks of jobs that have the same number of steps, batch size and learning rate.
     BadInput for models with dropout, whose draws would depend on the nodes that share a batch, and for models
-    with torch's recurrent layers."""
+    with torch's recurrent layers, backward hooks or an embedding's ``padding_idx``."""
 
     name = "batched"
     evaluates_many = True
@@ -317,8 +324,8 @@ class BatchedTrainer(Trainer):
 def choose_trainer(
     name: str, task: Task, device: str, batch: int, nodes: int, batches: bool
 ) -> tuple[str, str]:
-    """The trainer chosen for "auto", based on the sizes and kinds of layers, and the reason why it is not
-    "fused", if any. ``batches`` tells whether the engine can batch nodes. BadInput if "fused" is requested
+    """The trainer that "auto" tries first, based on the sizes and kinds of layers, and why it is not "fused", if so:
+    "not fused: ...". ``batches`` tells whether the engine can batch nodes. BadInput if "fused" is requested
     for a task that the kernels do not support."""
     if name not in ("auto", "fused"):
         return name, ""
@@ -330,9 +337,9 @@ def choose_trainer(
         plan = plan_of(task, bare_module(task.model).train())
         if name == "fused" or plan.worthwhile(batch):
             return "fused", ""
-        reason = "torch is faster for layers of this size"
+        reason = "not fused: torch is faster for layers of this size"
     except Unknown as unknown:
-        reason = f"it does not support {unknown}"
+        reason = f"not fused: it does not support {unknown}"
         if name == "fused":
             problem = f"'fused' does not support {unknown}; accepted: auto, sequential"
             raise BadInput(f"engine.trainer: {problem}") from None
@@ -341,15 +348,7 @@ def choose_trainer(
 
 
 def _batching_pays(task: Task, device: str) -> bool:
-    """Whether batching nodes is faster: on a GPU, and for small models of linear layers, if ``vmap`` supports
-    the model."""
+    """Whether batching nodes is faster: on a GPU, and for small models of linear layers."""
     module = bare_module(task.model).train()
     small = is_dense(module) and Layout.of(module).size <= MAX_BATCHED
-    if batching_obstacle(module) or (device == "cpu" and not small):
-        return False
-    model, batch = flatten(module), torch.zeros(1, 2, dtype=torch.int64)  # batch norm needs two samples
-    try:
-        gradients_of_many(task, module, task.train)(model.parameters[None], model.buffers[None], batch)
-    except Exception:  # noqa: BLE001 - any error of the user's code; a step will raise it again
-        return False
-    return True
+    return device != "cpu" or small

@@ -73,6 +73,7 @@ class OwnModel:
         self.reset = False
         self.losses: list[float] = []
         self.encoding: asyncio.Task[None] | None = None
+        self._applied = 0, -1  # the round of the last call of apply, and its number in this round
         experiment = setup.experiment
         self._batches = BatchStream(experiment.seed, rank, self._samples, experiment.batch_size)
         self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
@@ -100,10 +101,14 @@ class OwnModel:
         batches = [self._batches.batch(first + k) for k in range(steps)]
         return TrainJob(start, batches, lr, state or {}, self._seed(first))
 
-    def apply(self, step: int, start: Model, gradient: Tensor, lr: float) -> Awaitable[float]:
-        """Take one step from the current model with a gradient [P]."""
-        kind = ComputationKind.APPLY
-        return self._step(kind, start, lambda s: ApplyJob(start, gradient, lr, s), step, 0)
+    def apply(self, step: int, round: int, start: Model, gradient: Tensor, lr: float) -> Awaitable[float]:
+        """Take one step from the current model with a gradient [P]. Random numbers of the optimizer are keyed by the round
+        and the number of the call in it."""
+        self._applied = round, self._applied[1] + 1 if self._applied[0] == round else 0
+        seed = torch_seed(self._setup.experiment.seed, "apply", self._rank, *self._applied)
+        return self._step(
+            ComputationKind.APPLY, start, lambda s: ApplyJob(start, gradient, lr, s, seed), step, 0
+        )
 
     async def _step(
         self, kind: ComputationKind, start: Model, job: Callable[[State], Any], first: int, work: float

@@ -161,7 +161,7 @@ class Node:
         """Take one optimizer step with a gradient [P] from the parameters as of the call. The result is
         applied as in ``train``."""
         self._check_vector(v, "apply", self._setup.layout.size)
-        await self._own.apply(self.step, self.model, v.detach().clone(), self.lr)
+        await self._own.apply(self.step, self.round, self.model, v.detach().clone(), self.lr)
 
     async def combine(
         self,

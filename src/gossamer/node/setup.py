@@ -64,7 +64,7 @@ class Setup:
     evaluated: frozenset[int]  # ranks whose own model is evaluated
     message_limit: int  # the largest message that a node accepts, bytes
     trainer: str  # name of the trainer, never "auto"
-    not_fused: str  # the reason why "auto" did not choose "fused", if any
+    trainer_note: str  # why "auto" did not take another one, if so
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
@@ -101,7 +101,7 @@ class Setup:
         experiment, notes = self.experiment, list[str]()
         if experiment.engine.trainer == "auto":
             notes.append(
-                f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")
+                f"trainer: {self.trainer}" + (f" ({self.trainer_note})" if self.trainer_note else "")
             )
         if experiment.evaluation.of == "round" and experiment.algorithm.ends_with_steps():
             notes.append(
@@ -119,6 +119,8 @@ class Setup:
             "nodes": self.experiment.nodes,
             "directed": graph.directed,
             "parameters": self.layout.size,
+            "trainer": self.trainer,
+            "trainer_note": self.trainer_note,
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),

@@ -9,7 +9,9 @@ import torch
 
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
+from gossamer.learning.optimizer import State
 from gossamer.learning.parameters import Layout
+from gossamer.learning.proof import vectors_needed
 
 _MIN_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread
 
@@ -26,21 +28,29 @@ def check_address_space() -> None:
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
     """Refuse a simulation whose models and optimizer states alone exceed the available memory: a node's own model and,
-    for the record, the model with which its last round ended. This is a lower bound: data, messages and computations
-    need more."""
+    for the record, the model with which its last round ended; or, with few nodes, those of the steps that prove the trainer.
+    This is a lower bound: data, messages and computations need more."""
     engine, optimizer = experiment.engine, experiment.optimizer
     available = available_bytes()
     if available is None or not isinstance(engine, Simulate) or engine.device != "cpu":
         return
     kept = {} if optimizer.reset_every_round else optimizer.init(torch.zeros(2))
     models = 1 if experiment.evaluation.of == "instant" else 2
-    vectors = models + sum(value.shape == (2,) for value in kept.values())
+    vectors = models + _vectors(kept)
     needed = 4 * experiment.nodes * (vectors * layout.size + models * layout.buffer_size)
-    if needed > available:
+    proof = 4 * layout.size * vectors_needed(engine.trainer, _vectors(optimizer.init(torch.zeros(2))))
+    if max(needed, proof) > available:
+        nodes = f"nodes: {experiment.nodes} with {layout.size} parameters each"
+        what = nodes if needed >= proof else f"task.model: the first steps of {layout.size} parameters"
         raise BadInput(
-            f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB"
-            f" of memory; accepted: at most the {available / 2**30:.3g} GiB available"
+            f"{what} take at least {max(needed, proof) / 2**30:.3g} GiB of memory; accepted: at most the"
+            f" {available / 2**30:.3g} GiB available"
         )
+
+
+def _vectors(state: State) -> int:
+    """The number of vectors in the state for two parameters."""
+    return sum(value.shape == (2,) for value in state.values())
 
 
 def available_bytes() -> int | None:

@@ -23,6 +23,7 @@ from gossamer.fingerprint import fingerprint
 from gossamer.learning import Mean
 from gossamer.learning.evaluate import try_out
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
+from gossamer.learning.proof import failure_of
 from gossamer.learning.trainer import choose_trainer
 from gossamer.messages.tags import Model
 from gossamer.network import Network
@@ -36,15 +37,16 @@ from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.topology import TopologySchedule
 
 
-def prepare(experiment: Experiment) -> Setup:
-    """Load, partition and check everything that a run needs, before any work starts. Raises BadInput, which
-    names the field that can't be used."""
+def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
+    """Load, partition and check everything that a run needs, before any work starts. ``trainer`` is the one that has proved
+    itself in the process that decides for the run; None chooses one here. Raises BadInput, which names the field that can't
+    be used."""
     with noting() as read:
-        setup = _prepared(experiment)
+        setup = _prepared(experiment, trainer)
     return replace(setup, fingerprint=fingerprint(experiment, read))
 
 
-def _prepared(experiment: Experiment) -> Setup:
+def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     check_address_space()
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
@@ -86,7 +88,7 @@ def _prepared(experiment: Experiment) -> Setup:
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
-    trainer, not_fused = _settled_trainer(experiment, task)
+    trainer, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
     _check_metric(experiment, task, outcomes)
@@ -105,7 +107,7 @@ def _prepared(experiment: Experiment) -> Setup:
         evaluated=frozenset(_evaluated(experiment, outcomes)),
         message_limit=_message_limit(experiment, layout),
         trainer=trainer,
-        not_fused=not_fused,
+        trainer_note=trainer_note,
         poisoned=poisoned_ranks,
         warm_start=warm_start,
     )
@@ -168,12 +170,18 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
     return model
 
 
-def _settled_trainer(experiment: Experiment, task: Task) -> tuple[str, str]:
-    """The trainer's name, and why "auto" is not "fused"; the same in all processes of a run."""
+def _settled_trainer(experiment: Experiment, task: Task, layout: Layout) -> tuple[str, str]:
+    """The name of a trainer that has proved itself, and why "auto" did not take another one."""
     engine, batch = experiment.engine, experiment.batch_size
-    size = task.samples // experiment.nodes if batch == "full" else batch
+    size = max(task.samples // experiment.nodes if batch == "full" else batch, 1)
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
-    return choose_trainer(engine.trainer, task, device, max(size, 1), experiment.nodes, batches)
+    name, note = choose_trainer(engine.trainer, task, device, size, experiment.nodes, batches)
+    failure = failure_of(name, task, experiment.optimizer, layout, device, size, experiment.seed)
+    if failure is None:
+        return name, note
+    if engine.trainer != "auto":
+        raise BadInput(f"engine.trainer: {name!r} {failure}; accepted: auto, sequential")
+    return "sequential", "; ".join(filter(None, (note, f"not {name}: it {failure}")))
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:

@@ -51,7 +51,7 @@ class Pool:
         self.events: list[NodeReport] = []
         setup = prepare(experiment())
         run_folder = RunFolder.create(folder, "run", experiment="", environment={})
-        job = protocol.Job("", None, {}, None, 1, "", bytes(16), [], 1.0)
+        job = protocol.Job("", "", None, {}, None, 1, "", bytes(16), [], 1.0)
         self.pool = ProcessPool(
             setup, run_folder, ComputeResources(setup), job, self.selector, self.events.append, "127.0.0.1"
         )

@@ -424,7 +424,7 @@ def test_ray_starts_the_workers(tmp_path: Path) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have other options")
 def test_worker_notices_a_silent_coordinator_after_detection_s(tmp_path: Path) -> None:
     worker = JoinedWorker("localhost:1", "token", 1, tmp_path)
-    job = protocol.Job("", None, {}, None, 0, "", b"", [], reconnect_s=4.0)
+    job = protocol.Job("", "", None, {}, None, 0, "", b"", [], reconnect_s=4.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends = [socket.create_connection(server.getsockname()) for _ in range(2)]
         welcome = protocol.Welcome(b"", 0, time.monotonic())

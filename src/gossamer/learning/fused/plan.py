@@ -85,13 +85,27 @@ def plan_of(task: Task, module: nn.Module) -> Plan:
     inputs, targets = (part[:SAMPLES] for part in task.train)
     reader = _Reader(task, module, inputs, targets)
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), reader:
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), reader:
             result = task.loss(module(inputs), targets)
     except (Unknown, GossamerError):
         raise
     except Exception as error:  # any error of the user's code; a step will raise it again
         raise Unknown(f"a model or a loss that raises {type(error).__name__}") from error
-    return reader.plan(result)
+    plan = reader.plan(result)
+    _check_backward(result)
+    return plan
+
+
+def _check_backward(loss: Tensor) -> None:
+    """Refuse a loss whose backward pass is not that of its layers."""
+    nodes: list[Any] = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            raise Unknown(
+                f"functions with a gradient of their own ({type(node).__name__.removesuffix('Backward')})"
+            )
+        nodes += [] if node is None else [before for before, _ in node.next_functions]
 
 
 def _names(*names: str, **defaults: Any) -> tuple[tuple[str, ...], dict[str, Any]]:

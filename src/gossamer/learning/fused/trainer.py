@@ -45,7 +45,7 @@ class FusedTrainer(Trainer):
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         if self._rule is None:
-            return self._workers.map(self._step_in_torch, jobs)
+            return self._seeded(self._step_in_torch, jobs)
         stepped = iter(self._share(self._train, [job for job in jobs if job.batches]))
         return [next(stepped) if job.batches else self._step_in_torch(job) for job in jobs]
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-
-import torch
+from contextlib import ExitStack
 
 from gossamer.config import Experiment, Processes
 from gossamer.errors import BadInput, RunFailed
+from gossamer.learning.thread_pool import one_thread
 from gossamer.network import Constant
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
@@ -64,7 +62,8 @@ class ProcessesEngine:
             observer.say(text)
         listen, server = self._listen, self._server
         min_workers = 1 if listen is None else listen.min_workers
-        with _one_thread(), ExitStack() as stack:
+        # One thread, as at the nodes, so that averages and evaluations have the same bits.
+        with one_thread(), ExitStack() as stack:
             coordinator = Coordinator(self._setup, folder, observer, checkpoint, server, min_workers, stack)
             stack.enter_context(ending_signals(coordinator.stop))
             if listen is not None and listen.executor is not None and isinstance(server, WorkerListener):
@@ -90,14 +89,3 @@ def _check(server: ForkServer, experiment: Experiment) -> None:
             raise RunFailed(f"the fork server died: {server.how_it_died()}")
         case Refused(problems=problems):
             raise BadInput(*problems)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Use one thread, as nodes do, so that averages and evaluations have the same bits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

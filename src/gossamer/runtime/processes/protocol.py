@@ -250,6 +250,7 @@ class Job(ProtocolMessage):
     """The run that a worker must prepare."""
 
     experiment: str  # YAML; names files relative to the worker's folder
+    trainer: str  # the one that has proved itself at the coordinator
     folder: str | None  # the run's, if the worker is on the coordinator's machine
     files: dict[str, bytes]  # for a worker on another machine, which has its own folder
     checkpoint: int | None  # number of the checkpoint from which the run resumes

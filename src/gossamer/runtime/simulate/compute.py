@@ -183,8 +183,6 @@ class Executor:
         )
         for text in setup.notes():
             say(text)
-        if self.trainer.compiles_first:
-            say("compiling the trainer's kernels first: this takes a few seconds, once")
         device, samples = options.device, experiment.evaluation.samples
         shared_rows = rows if self.trainer.evaluates_many else None
         self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, shared_rows)

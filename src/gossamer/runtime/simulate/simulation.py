@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
+from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
 from gossamer.learning.computation import Computation, ComputationKind
@@ -163,7 +163,7 @@ def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
     try:
         with (
             torch.random.fork_rng(devices=gpus),
-            nullcontext() if device == "cpu" else _repeatable(),
+            numerics.repeatable(device),
             nullcontext() if device == "cpu" else torch.cuda.device(device),
         ):
             yield
@@ -171,24 +171,6 @@ def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
         gc.set_threshold(*threshold_before)
         gc.unfreeze()
         torch.set_num_threads(threads_before)
-
-
-@contextmanager
-def _repeatable() -> Iterator[None]:
-    """Make torch deterministic on a GPU, in full float32 precision, and restore its settings afterwards. A
-    nondeterministic operation gives a warning. (:mod:`gossamer.numerics` sets the workspace of cuBLAS.)"""
-    matmul: Any = torch.backends.cuda.matmul
-    memory: Any = torch.utils.deterministic
-    before = matmul.allow_tf32, memory.fill_uninitialized_memory, torch.get_deterministic_debug_mode()
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        try:
-            matmul.allow_tf32 = False
-            memory.fill_uninitialized_memory = False  # nothing reads uninitialized memory
-            torch.set_deterministic_debug_mode("warn")
-            yield
-        finally:
-            matmul.allow_tf32, memory.fill_uninitialized_memory = before[:2]
-            torch.set_deterministic_debug_mode(before[2])
 
 
 class Simulation:

@@ -77,6 +77,7 @@ class Workers(ABC):
         self._closing = False
         self._job = protocol.Job(
             experiment=setup.experiment.to_yaml(),
+            trainer=setup.trainer,
             folder=str(folder.path),
             files={},
             checkpoint=None if checkpoint is None else checkpoint.number,

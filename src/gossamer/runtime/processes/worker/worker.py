@@ -139,7 +139,7 @@ class Worker:
     def _prepare(self, job: Job) -> None:
         folder = self._folder(job)
         try:
-            setup = prepare(Experiment.of(self._experiment(job), folder))
+            setup = prepare(Experiment.of(self._experiment(job), folder), job.trainer)
             raise_descriptor_limit(setup.experiment.nodes)
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))

@@ -1,0 +1,306 @@
+"""The proof that a trainer takes the steps of plain training, on the run's own model, loss, data and optimizer.
+
+A faster way to train may leave out what it does not know: a hook, a gradient of one's own, an optimizer that reduces over the
+vector. Its steps look like any others, so three nodes take the same ones by autograd, one node at a time, before a run
+begins. Parameters after a step are not compared, since RMSprop turns a rounding of the gradient into half a learning rate.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossamer import numerics
+from gossamer.errors import BadInput, GossamerError, cause
+from gossamer.learning.computation import trainer_of
+from gossamer.learning.many import batching_obstacle
+from gossamer.learning.optimizer import Optimizer, State
+from gossamer.learning.parameters import Layout, drawing_from, flatten, seed_generators
+from gossamer.learning.rows import Rows
+from gossamer.learning.thread_pool import one_thread
+from gossamer.learning.trainer import (
+    BatchedTrainer,
+    GradientJob,
+    SequentialTrainer,
+    TrainJob,
+    TrainResult,
+)
+from gossamer.messages.tags import Model
+from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.tasks.task import Task, for_each
+
+log = logging.getLogger("gossamer")
+
+NODES = 3
+TOLERANCE = 1e-3
+"""Largest difference from plain training, as a share of the norm. (Rounding gives 6e-7, what a trainer leaves out 0.1.)"""
+ROUNDING = 2.0**-22
+"""The same for values that the optimizer writes, as a share of their size: four units in the last place."""
+FEWEST, MOST = 2, 8
+"""Samples in a batch: batch norm needs two, and a trainer with a way of its own is tried with more."""
+
+
+def vectors_needed(name: str, state_vectors: int) -> int:
+    """The number of vectors [P] that exist at once in the proof of a trainer, as measured, given those of an optimizer's
+    state. "auto" takes trainers other than ``sequential`` only for small models."""
+    own = 1 + state_vectors
+    return 3 + 5 * own if name in ("auto", SequentialTrainer.name) else 20 + 18 * own
+
+
+def failure_of(
+    name: str, task: Task, optimizer: Optimizer, layout: Layout, device: str, batch: int, seed: int
+) -> str | None:
+    """What a trainer does wrong, as a predicate; None if it takes the steps of plain training.
+
+    Raises:
+        BadInput: if no trainer can take the steps: a part of the task or the optimizer keeps state that nodes would
+            share, or the optimizer's steps change nothing.
+    """
+    with _same_conditions(seed, device):
+        samples = FEWEST if name == SequentialTrainer.name else max(FEWEST, min(batch, MOST))
+        proof = _Proof(task, optimizer, layout, device, samples, seed)
+        try:
+            proof.take_plain_steps()
+        except GossamerError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the user's model or loss; a step of a node will raise it again
+            if name == SequentialTrainer.name:
+                return None
+            return f"can't be compared with plain training, which raises {cause(error)}"
+        return None if name == SequentialTrainer.name else proof.failure_of(name)
+
+
+class _Proof:
+    """Three nodes with unequal models and batches, and their steps."""
+
+    def __init__(
+        self, task: Task, optimizer: Optimizer, layout: Layout, device: str, batch: int, seed: int
+    ) -> None:
+        rng = generator(seed, "proof")
+        size = min(batch, task.samples)
+        chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
+        samples = for_each(lambda tensor: tensor[chosen], task.train[0]), task.train[1][chosen]
+        self._modules: list[nn.Module] = []
+        self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
+        self._batches = torch.arange(len(chosen)).view(NODES, size)
+        self._optimizer, self._rows = optimizer, Rows(layout.size, device)
+        self._plain = SequentialTrainer(self._task, optimizer, self._rows, cuda_graphs=False)
+        self._plain.draws = True  # so that a step begins with the seed of its job
+        # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
+        self._exact = device == "cpu" and numerics.mode() != "off"
+        self._fresh = flatten(self._plain.module)
+        self._whole = torch.zeros(layout.buffer_size)
+        for field in layout.buffers:
+            field.of(self._whole).fill_(field.integer)
+
+    def _recording(self, make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+        def recorded() -> nn.Module:
+            self._modules.append(module := make())
+            return module
+
+        return recorded
+
+    def _job(self, node: int) -> TrainJob:
+        """A node's first step. Its model is the fresh one, larger by a tenth for each rank."""
+        factor, device = 1 + 0.1 * node, self._rows.device
+        parameters = self._rows.fresh().copy_(self._fresh.parameters).mul_(factor)
+        buffers = torch.where(self._whole > 0, self._fresh.buffers, self._fresh.buffers * factor).to(device)
+        state = self._optimizer.init(parameters)
+        return TrainJob(Model(parameters, buffers), [self._batches[node]], self._optimizer.lr, state, node)
+
+    def _step(self, node: int) -> TrainResult:
+        """A node's first step, by plain training."""
+        random.seed(node)  # a model may draw from any global generator
+        np.random.seed(node)
+        return self._plain.train([self._job(node)])[0]
+
+    def _update(self, node: int, lr: float) -> list[Tensor]:
+        """The parameters and the state after a step of the optimizer alone, with a gradient of ones."""
+        job = self._job(node)
+        parameters, state = job.start.parameters.clone(), _copied(job.state)
+        seed_generators(node, self._rows.device)
+        self._optimizer.step(parameters, torch.ones_like(parameters), state, lr)
+        return [parameters, *_values(state)]
+
+    def take_plain_steps(self) -> None:
+        """Take a step of each node, and that of the first one again: it has to have the same bits."""
+        first = self._step(0)
+        for node in range(1, NODES):
+            self._step(node)
+        if not self._same(first, self._step(0)):
+            self._refuse_shared_state()
+        self._check_update(first)
+
+    def _same(self, one: TrainResult, other: TrainResult) -> bool:
+        """Whether two results of one step are the same."""
+        losses = torch.tensor([one.loss]), torch.tensor([other.loss])
+        if not self._exact:
+            return max(_distance(*losses), _distance(one.model.buffers, other.model.buffers)) <= TOLERANCE
+        states = zip(_values(one.state), _values(other.state), strict=True)
+        return all(_equal(*pair) for pair in [losses, *zip(one.model, other.model, strict=True), *states])
+
+    def _refuse_shared_state(self) -> None:
+        repeated = "a step of a node has another result when it is repeated after steps of other nodes"
+        lr, name = self._optimizer.lr, self._optimizer.name_of()
+        one, _, again = self._update(0, lr), self._update(1, lr), self._update(0, lr)
+        if not all(map(_equal, one, again)):
+            raise BadInput(
+                f"optimizer: {repeated}, so {name} keeps state of its own; accepted: all state in the mapping that init"
+                " returns, and random numbers from torch's global generator"
+            )
+        module = self._modules[-1]
+        before = _attributes(module)
+        self._step(1)
+        after = _attributes(module)
+        changed = [name for name, value in after.items() if value != before.get(name)]
+        where = f"{type(module).__name__} ({', '.join(changed)})" if changed else "the model or the loss"
+        raise BadInput(
+            f"task.model: {repeated}, so {where} keeps state outside of parameters and buffers, which simulated nodes would"
+            " share and real ones would not; accepted: state in buffers (register_buffer)"
+        )
+
+    def _check_update(self, first: TrainResult) -> None:
+        """Refuse an update that changes nothing, or whose random numbers no run repeats."""
+        drawn = _numpys_place()
+        found, job = self._update(0, 1.0), self._job(0)
+        name, starts = self._optimizer.name_of(), [job.start.parameters, *_values(job.state)]
+        if _numpys_place() != drawn:
+            raise BadInput(
+                f"optimizer: {name}.update draws from NumPy's global generator, so runs would not repeat; accepted: torch's,"
+                " which is seeded for each node's steps"
+            )
+        # The gradient of the first step may be zero, or its learning rate too small for the parameters.
+        results = [first.model.parameters, *_values(first.state)]
+        if all(map(_equal, starts, found)) and all(map(_equal, starts, results)):
+            raise BadInput(
+                f"optimizer: {name}.update changes neither the parameters nor the state; accepted: an update that writes into"
+                " them (parameters.sub_(step), not parameters = parameters - step)"
+            )
+
+    def failure_of(self, name: str) -> str | None:
+        """What another trainer does differently."""
+        if name == BatchedTrainer.name and (problem := batching_obstacle(self._plain.module)):
+            return f"can't {problem}"
+        jobs = [self._job(node) for node in range(NODES)]
+        probes = [GradientJob(job.start, job.batches[0], job.seed) for job in jobs]
+        expected, gradients = self._plain.train(jobs), self._plain.gradient(probes)
+        try:
+            trainer = trainer_of(name)(self._task, self._optimizer, self._rows, cuda_graphs=False)
+            if trainer.compiles_first:
+                log.info("compiling the trainer's kernels first: this takes a few seconds, once")
+            seed_generators(0, self._rows.device)
+            [alone] = trainer.train(jobs[:1])
+            found, theirs = trainer.train(jobs), trainer.gradient(probes)
+            seed_generators(0, self._rows.device)
+            [again] = trainer.train(jobs[:1])
+        except Exception as error:  # noqa: BLE001 - what it can't do may raise anything, in torch or in the user's code
+            return f"can't take the steps of this task, for it raises {cause(error)}"
+        if (apart := max(map(_distance, theirs, gradients))) > TOLERANCE:
+            return f"computes other gradients than autograd (apart by {apart:.2g} of their norm)"
+        buffers = [
+            (one.model.buffers, other.model.buffers) for one, other in zip(found, expected, strict=True)
+        ]
+        if (apart := max(_distance(*pair) for pair in buffers)) > TOLERANCE:
+            return f"computes other buffers than plain training (apart by {apart:.2g} of their norm)"
+        if not self._same(alone, again):
+            return "has another result when a step is repeated"
+        return (
+            self._failure_of_stack(jobs, expected, gradients) if isinstance(trainer, BatchedTrainer) else None
+        )
+
+    def _failure_of_stack(
+        self, jobs: Sequence[TrainJob], after: Sequence[TrainResult], gradients: Sequence[Tensor]
+    ) -> str | None:
+        """What the optimizer does differently with a stack of nodes, which have taken 0, 1 and 2 steps."""
+        [last] = self._plain.train([jobs[2]._replace(start=after[2].model, state=after[2].state)])
+        vectors = [jobs[0].start.parameters, after[1].model.parameters, last.model.parameters]
+        vectors = [vector.clone() for vector in vectors]
+        states = [_copied(state) for state in (jobs[0].state, after[1].state, last.state)]
+        step, lr = self._optimizer.step, self._optimizer.lr
+        stack = self._rows.stack(vectors)
+        state = {name: self._rows.stack([single[name] for single in states]) for name in states[0]}
+        differs = "steps a stack of nodes [nodes, P] in another way than each of them"
+        name = self._optimizer.name_of()
+        for _ in range(2):
+            before = [vector.clone() for vector in vectors]
+            try:
+                seed_generators(0, self._rows.device)
+                step(stack, self._rows.stack(list(gradients)), state, lr)
+            except Exception as error:  # noqa: BLE001 - the user's code, with shapes that it may not expect
+                return f"can't be used, for the optimizer {name} {differs}: it raises {cause(error)}"
+            for node, vector in enumerate(vectors):
+                seed_generators(0, self._rows.device)
+                step(vector, gradients[node].clone(), states[node], lr)
+                pairs = [(stack[node], vector, float((vector - before[node]).norm()))]
+                pairs += [
+                    (state[key][node], value, float(value.norm())) for key, value in states[node].items()
+                ]
+                if any(
+                    _apart(one, other) > TOLERANCE * size + ROUNDING * float(other.norm())
+                    for one, other, size in pairs
+                ):
+                    return f"can't be used, for the optimizer {name} {differs}"
+        return None
+
+
+def _numpys_place() -> int:
+    """The place in the sequence of NumPy's global generator, which moves with each draw."""
+    state: Any = np.random.get_state()
+    return int(state[2])
+
+
+def _values(state: State) -> list[Tensor]:
+    return [state[name] for name in sorted(state)]
+
+
+def _copied(state: State) -> State:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The norm of a difference; zero where the second one is not finite, since such a run diverges either way."""
+    return float((one - other).norm()) if other.isfinite().all() else 0.0
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """The norm of a difference as a share of the second norm."""
+    apart = _apart(one, other)
+    return apart / max(float(other.norm()), 1e-30) if apart else 0.0
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """What can be seen of the attributes of a module and its parts, by name, except parameters and persistent buffers."""
+    seen, own, saved = dict[str, Any](), vars(nn.Module()).keys(), module.state_dict().keys()
+    for path, part in module.named_modules():
+        prefix = f"{path}." if path else ""
+        values = {name: value for name, value in vars(part).items() if name not in own}
+        values |= {name: value for name, value in part._buffers.items() if prefix + name not in saved}
+        for name, value in values.items():
+            tensor = isinstance(value, Tensor)
+            seen[prefix + name] = (value.shape, value.double().sum().item()) if tensor else repr(value)
+    return seen
+
+
+@contextmanager
+def _same_conditions(seed: int, device: str) -> Iterator[None]:
+    """One thread and a GPU's settings, as in a run, and the states of all global generators restored afterwards."""
+    python, array = random.getstate(), np.random.get_state()
+    key = torch_seed(seed, "proof", SHARED)
+    try:
+        with one_thread(), numerics.repeatable(device), drawing_from(key, device):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)
