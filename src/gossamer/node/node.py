@@ -172,6 +172,7 @@ class Node:
         self_weight: float | None = None,
         missing: Missing | None = None,
         aggregate: bool = False,
+        differences: bool = False,
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`.
@@ -185,18 +186,27 @@ class Node:
             missing: what replaces values that did not arrive, from absent ranks or at coordinates that a part
                 lacks. None is the experiment's ``gather.missing``.
             aggregate: whether the experiment's aggregator combines the models in ``own`` and ``inbox``.
+            differences: return ``sum_j weights[j] * (inbox[j] - own)``, which is what mixing would add to ``own``. Each
+                difference is formed before it is summed: an algorithm that adds the result to a correction in every
+                round needs this, since the rounding of ``combine(...) - own`` is in proportion to ``own`` and would
+                stay in the correction. Not with ``self_weight`` or ``aggregate``.
 
         Returns:
-            A vector or a model, of the same type as ``own``."""
+            A vector or a model, of the same type as ``own``.
+
+        Raises:
+            ValueError: for a rank without a weight, other lengths, or arguments that ``differences`` excludes."""
         self._own.check()
+        if differences and (aggregate or self_weight is not None):
+            raise ValueError("combine: differences with aggregate or self_weight; accepted: neither of them")
         whole, setup = isinstance(own, Model), self._setup
         if aggregate and self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
-        step = Mix(own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing)
-        mixed = await self._host.mix(step, read=True)
+        terms = own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing
+        mixed = await self._host.mix(Mix(*terms, differences), read=True)
         if aggregate:
             self._runtime.shown.mixed(mixed if isinstance(mixed, Model) else Model(mixed))
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
