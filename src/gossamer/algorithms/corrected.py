@@ -148,6 +148,9 @@ class GradientTracking(Algorithm):
     def ends_with_steps(self) -> bool:
         return self.variant == "diging"
 
+    def unencoded(self, topology: TopologySchedule) -> str:
+        return "its directions"
+
     def mixing(self) -> Mixing:
         return BY_TOPOLOGY
 

@@ -100,6 +100,8 @@ class Setup:
             notes.append(
                 f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")
             )
+        if experiment.codec is not None and (what := experiment.algorithm.unencoded(self.topology)):
+            notes.append(f"{experiment.algorithm.name_of()} sends {what} without the codec")
         if experiment.evaluation.of == "round" and self.ends_with_steps:
             notes.append(
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
