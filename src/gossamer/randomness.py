@@ -4,6 +4,9 @@ state. Draws therefore do not depend on batching, the number of workers, the ord
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,24 @@ from numpy.random.bit_generator import ISeedSequence
 
 SHARED = -1
 """The rank for draws that are the same on all nodes."""
+
+_drawer: ContextVar[str] = ContextVar("drawer", default="algorithm")
+
+
+@contextmanager
+def draws_of(component: str) -> Iterator[None]:
+    """Within this context, a node's draws (:meth:`~gossamer.Node.rng`) are keyed by this component, e.g. "wrappers.0", and
+    not by the algorithm. So two components that use one purpose draw different numbers."""
+    token = _drawer.set(component)
+    try:
+        yield
+    finally:
+        _drawer.reset(token)
+
+
+def node_generator(seed: int, purpose: str, rank: int, *counters: int) -> np.random.Generator:
+    """:func:`generator` for the component that draws at a node now."""
+    return generator(seed, f"{_drawer.get()}/{purpose}", rank, *counters)
 
 
 def key(seed: int, purpose: str, rank: int, *counters: int) -> int:

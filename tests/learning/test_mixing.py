@@ -82,6 +82,47 @@ def test_renormalize_divides_by_the_weight_present(
     np.testing.assert_allclose(got.double().numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
+@given(
+    Vector,
+    Inboxes,
+    st.dictionaries(st.integers(0, 5), st.floats(0.125, 1, width=16)),
+    st.sampled_from(["own", "renormalize"]),
+)
+def test_differences_are_what_mixing_adds(
+    own: torch.Tensor, inbox: Any, more: dict[int, float], missing: Any
+) -> None:
+    weights = {**dict.fromkeys(inbox, 0.0625), **{rank: weight / 8 for rank, weight in more.items()}}
+    got = combine(own, inbox, weights, missing=missing, differences=True)
+    expected = reference(own, inbox, weights, None, missing) - own.double().numpy()
+    np.testing.assert_allclose(got.double().numpy(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_differences_are_rounded_in_proportion_to_themselves() -> None:
+    """The differences of neighbouring float32 numbers are exact, and so are their sums with powers of two."""
+    own = torch.tensor([1000.0, -3.0, 0.1])
+    above, below = torch.nextafter(own, torch.tensor(1e9)), torch.nextafter(own, torch.tensor(-1e9))
+    got = combine(own, {1: above, 2: below, 3: above}, {1: 0.25, 2: 0.125, 3: 0.25}, differences=True)
+    up, down = above.double() - own.double(), below.double() - own.double()
+    assert got.double().tolist() == (0.5 * up + 0.125 * down).tolist()
+    rounded = combine(own, {1: above, 2: below, 3: above}, {1: 0.25, 2: 0.125, 3: 0.25}) - own
+    assert rounded.tolist() != got.tolist()
+
+
+def test_differences_of_models_include_buffers_and_absent_ranks_add_nothing() -> None:
+    own = Model(torch.zeros(2), torch.ones(1))
+    got = combine(own, {4: Model(torch.ones(2), torch.full((1,), 5.0))}, {4: 0.25, 5: 0.25}, differences=True)
+    assert got.parameters.tolist() == [0.25, 0.25]
+    assert got.buffers.tolist() == [1.0]
+    alone = combine(torch.ones(3), {}, {5: 0.5}, differences=True)
+    assert alone.tolist() == [0.0] * 3
+
+
+def test_differences_of_integers_are_exact_in_their_ring() -> None:
+    own, theirs = torch.tensor([250, 3], dtype=torch.uint8), torch.tensor([4, 1], dtype=torch.uint8)
+    got = combine(own, {1: theirs, 2: own}, {1: 3, 2: 1}, differences=True)
+    assert got.tolist() == [3 * (4 - 250) % 256, 3 * (1 - 3) % 256]
+
+
 @given(Vector, Inboxes, st.randoms(use_true_random=False), st.sampled_from(["own", "renormalize"]))
 def test_order_of_the_inbox_does_not_change_the_bits(
     own: torch.Tensor, inbox: dict[int, Any], shuffle: random.Random, missing: Any

@@ -74,6 +74,7 @@ def mixed(rows: Rows, sums: list[Sum], workers: ThreadPool) -> list[torch.Tensor
     cache=st.sampled_from([0, 1 << 30]),
     share=st.sampled_from([1, 1 << 30]),
     special=st.sampled_from([None, 0.0, -0.0, np.nan, np.inf, 1e-42]),
+    differences=st.lists(st.booleans(), min_size=12, max_size=12),
 )
 def test_sums_of_rows_have_the_bits_of_combine(
     workers: ThreadPool,
@@ -84,6 +85,7 @@ def test_sums_of_rows_have_the_bits_of_combine(
     cache: int,
     share: int,
     special: float | None,
+    differences: list[bool],
 ) -> None:
     count, mixes = graph
     rows = Rows(length)
@@ -99,13 +101,13 @@ def test_sums_of_rows_have_the_bits_of_combine(
     del between[::2], free  # results may fill the freed gaps
     before = [row.clone() for row in held]
     sums, expected = [], []
-    for entry in mixes:
+    for entry, differs in zip(mixes, differences, strict=False):
         rank, weights = int(entry[-1]), {other: weight for other, weight in entry.items() if other >= 0}
         inbox = {other: held[other] for other in weights}
-        terms = Mix(held[rank], inbox, weights, None, "own").terms()
+        terms = Mix(held[rank], inbox, weights, None, "own", differences=differs).terms()
         assert terms is not None
         sums.append(Sum(*terms))
-        expected.append(combine(held[rank], inbox, weights))
+        expected.append(combine(held[rank], inbox, weights, differences=differs))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mixing, "CACHE_BYTES", cache)
         patch.setattr(mixing, "SHARE_BYTES", share)
@@ -118,16 +120,25 @@ def test_sums_of_rows_have_the_bits_of_combine(
 
 
 @given(
-    length=st.integers(0, 200), terms=st.integers(1, 33), aligned=st.booleans(), seed=st.integers(0, 2**31)
+    length=st.integers(0, 200),
+    terms=st.integers(1, 33),
+    aligned=st.booleans(),
+    based=st.booleans(),
+    seed=st.integers(0, 2**31),
 )
-def test_unfused_sums_have_the_bits_of_numpy(length: int, terms: int, aligned: bool, seed: int) -> None:
+def test_unfused_sums_have_the_bits_of_numpy(
+    length: int, terms: int, aligned: bool, based: bool, seed: int
+) -> None:
     """torch sums this way on machines without fused multiply-add."""
     rng = np.random.default_rng(seed)
     vectors = rng.normal(size=(terms, length)).astype(np.float32)
     weights = rng.normal(size=terms).astype(np.float32)
-    expected = vectors[0] * weights[0]
-    for vector, weight in zip(vectors[1:], weights[1:], strict=True):
-        expected += vector * weight
+    base = rng.normal(size=length).astype(np.float32) if based else None
+    expected = np.zeros(length, np.float32) if based else vectors[0] * weights[0]
+    for vector, weight in zip(
+        vectors if based else vectors[1:], weights if based else weights[1:], strict=True
+    ):
+        expected += (vector if base is None else vector - base) * weight
     memory = np.full(length + 16, 7, dtype=np.float32)
     start = -(memory.ctypes.data // 4) % 16 + (0 if aligned else 1)
     start %= 16
@@ -136,7 +147,9 @@ def test_unfused_sums_have_the_bits_of_numpy(length: int, terms: int, aligned: b
     edges = np.array([0, terms])
     to = np.array([memory.ctypes.data + 4 * start])
     streamed = True if aligned else None
-    mixing_kernels.add_rows(addresses, edges, weights, to, 0, length, None, streamed)
+    bases = np.array([] if base is None else [base.ctypes.data], np.int64)
+    flags = None, streamed, True if based else None
+    mixing_kernels.add_rows(addresses, edges, weights, bases, to, 0, length, *flags)
     assert np.array_equal(result, expected)
     assert (memory[:start] == 7).all()
     assert (memory[start + length :] == 7).all()
@@ -189,10 +202,12 @@ def test_mixed_parts_have_the_bits_of_torch(
         values = torch.randn(len(where), generator=rng) if rank != 1 else torch.full((len(where),), 0.5)
         inbox[rank] = Part(values, where.to(index), length)
     weights = {0: 0.3, 1: 0.1, 2: 1 / 3}
-    with compiled(False):
-        plain = combine(own, inbox, weights, missing=missing)
-    with compiled():
-        assert bits(combine(own, inbox, weights, missing=missing)) == bits(plain)
+    for differences in (False, True):
+        with compiled(False):
+            plain = combine(own, inbox, weights, missing=missing, differences=differences)
+        with compiled():
+            got = combine(own, inbox, weights, missing=missing, differences=differences)
+        assert bits(got) == bits(plain)
 
 
 @given(count=st.integers(1, 20), columns=st.sampled_from([1, 15, 512, 1100]), seed=st.integers(0, 2**31))
@@ -267,7 +282,7 @@ def test_sums_on_a_gpu_have_the_bits_of_combine(
     sums, expected = [], []
     for rank in range(8):
         inbox = {other: vectors[other] for other in range(rank)}
-        mix = Mix(vectors[rank], inbox, dict.fromkeys(inbox, 0.1), None, "own")
+        mix = Mix(vectors[rank], inbox, dict.fromkeys(inbox, 0.1), None, "own", differences=rank % 2 == 1)
         terms = mix.terms()
         assert terms is not None
         sums.append(Sum(*terms))

@@ -177,3 +177,15 @@ def test_mix_with_an_empty_inbox_changes_nothing(tmp_path: Path) -> None:
         assert before.shape == (FEATURES,)
 
     play(tmp_path, script, 1)
+
+
+def test_differences_are_what_mixing_would_add(tmp_path: Path) -> None:
+    async def script(node: Node) -> Any:
+        own, inbox = Model(vector(1.0, 2.0, 4.0)), {2: Model(vector(5.0, 6.0, 8.0))}
+        added = await node.combine(own, inbox, {1: 0.25, 2: 0.5}, differences=True)
+        for refused in ({"aggregate": True}, {"self_weight": 1.0}):
+            with pytest.raises(ValueError, match="differences with aggregate or self_weight"):
+                await node.combine(own, inbox, {1: 0.25, 2: 0.5}, differences=True, **refused)  # type: ignore[arg-type]
+        return added.parameters
+
+    assert play(tmp_path, script, 1).values[0].tolist() == [2.0, 2.0, 2.0]

@@ -36,7 +36,7 @@ class ADPSGD(Algorithm):
 
     In the published protocol, the reply is x_j. Half the difference takes as many bytes and is correct even
     if it arrives late: averaging preserves the sum of all models and of the replies in flight. A codec
-    encodes only the requests; d is zero at coordinates that it leaves out. With sampled neighbours
+    encodes only the requests, not the answers; d is zero at coordinates that it leaves out. With sampled neighbours
     (``cyclon``), every node is both active and passive.
 
     A round is ``local_steps`` steps, during which an active node averages with one passive neighbour, drawn for the round.
@@ -76,6 +76,9 @@ class ADPSGD(Algorithm):
                 raise BadInput(
                     f"topology: node {rank} has no neighbour to average with; accepted: at least one"
                 )
+
+    def unencoded(self, topology: TopologySchedule) -> str:
+        return "the answers of passive nodes, which are halves of differences,"
 
     def ends_with_steps(self) -> bool:
         return True

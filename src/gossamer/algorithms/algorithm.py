@@ -10,7 +10,7 @@ from pydantic import Field
 
 from gossamer.config.registry import Component
 from gossamer.node import Node, Setting
-from gossamer.topology import Mixing
+from gossamer.topology import Mixing, TopologySchedule
 
 LocalSteps = Annotated[int, Field(ge=1, le=1_000_000)]
 """Mini-batch steps between two communications. Their batches are drawn together."""
@@ -83,6 +83,15 @@ class Algorithm(Component):
     def reaches_all(self) -> bool:
         """Whether any node may send to any other, whatever the topology. The default is no."""
         return False
+
+    def sends_messages(self) -> bool:
+        """Whether its nodes send anything at all. The default is yes."""
+        return True
+
+    def unencoded(self, topology: TopologySchedule) -> str:
+        """What it sends of its vectors without the codec (``exact``), in words: a run with a codec says so, since the codec,
+        or an attack written as one, does nothing there. The default, "", is nothing."""
+        return ""
 
     def sends_models(self) -> bool:
         """Whether it sends its models as :class:`~gossamer.Model`, for a codec to encode. The default is yes."""

@@ -23,7 +23,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
 from gossamer.messages.tags import Model, dense
 from gossamer.node import Node, Setting
-from gossamer.topology import Mixing
+from gossamer.topology import Mixing, TopologySchedule
 from gossamer.topology.mixing import damped
 
 
@@ -46,6 +46,10 @@ class _Compressed(Algorithm):
 
     def check(self, setting: Setting) -> None:
         check_doubly_stochastic(setting.topology, self.name_of())
+
+    def unencoded(self, topology: TopologySchedule) -> str:
+        replicas = self.needs_every_message and not topology.static
+        return "the replicas for new neighbours" if replicas else ""
 
 
 async def _exchange(

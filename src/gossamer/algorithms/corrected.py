@@ -36,7 +36,10 @@ class D2(Algorithm):
 
     in an equivalent form, with any optimizer's step u and a correction c, zero at first:
 
-        x'_i = sum_j W_ij (x_j + u_j + c_j),   c_i <- x'_i - x_i - u_i
+        v_i = x_i + u_i + c_i,   d_i = sum_j W_ij (v_j - v_i),   x_i <- v_i + d_i,   c_i <- c_i + d_i
+
+    Since the differences are formed before they are summed, rounding enters c in proportion to them. In the form c_i
+    <- x'_i - x_i - u_i it would be in proportion to x, and stay: float32 would then stop far from the optimum.
 
     When the learning rate changes, c is scaled with it ("D2+" of Lin et al., 2021). A round is one local
     step. The node's own model replaces that of a missing neighbour; the corrections then no longer sum to
@@ -67,15 +70,17 @@ class D2(Algorithm):
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
-            before = node.parameters
             await node.train()
-            step = node.parameters - before
-            node.parameters = node.parameters + correction(node)
+            c = correction(node)
+            node.parameters = node.parameters + c
             node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
             inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
-            await node.mix(inbox, {j: self._damped(w) for j, w in node.mixing_weights(r).items()})
+            weights = {j: self._damped(w) for j, w in node.mixing_weights(r).items()}
+            drift = await node.combine(node.model, inbox, weights, differences=True)
             del inbox  # frees this round's vectors before the next round's are computed
-            node.state["correction"] = node.parameters - before - step
+            node.model = node.model + drift
+            node.mixed = node.model
+            node.state["correction"] = c + drift.parameters
             node.state["lr"] = node.lr
 
     def _damped(self, weight: float) -> float:
@@ -142,6 +147,9 @@ class GradientTracking(Algorithm):
 
     def ends_with_steps(self) -> bool:
         return self.variant == "diging"
+
+    def unencoded(self, topology: TopologySchedule) -> str:
+        return "its directions"
 
     def mixing(self) -> Mixing:
         return BY_TOPOLOGY

@@ -32,6 +32,9 @@ class Local(Algorithm):
     def mixing(self) -> Mixing:
         return Mixing(graph="none: nodes send nothing", weights="none", links=None)
 
+    def sends_messages(self) -> bool:
+        return False
+
     def sends_models(self) -> bool:
         return False
 

@@ -41,7 +41,7 @@ class TopologyAware(Algorithm):
     Args:
         local_epochs: E, passes over a node's samples a round.
         participation: the fraction of nodes that train and mix in a round, drawn for each round. The others
-            keep their models.
+            keep their models, and still send them to the neighbours that mix.
         proximal: mu of a proximal term, which pulls a node's model towards the models a_k of its neighbours
             at the start of the round: the loss is f(x) + mu / 2 sum_k D(x, a_k). It requires a second
             exchange of models.

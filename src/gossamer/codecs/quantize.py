@@ -135,6 +135,8 @@ class _Levels(_ScaledCodec):
     keyed by the sender, the round and the number of vectors that the sender has already encoded. A block with
     non-finite values decodes to NaN."""
 
+    per_stream: ClassVar[bool] = False  # so that no two vectors of a node get the same noise
+
     @property
     @abstractmethod
     def s(self) -> int:

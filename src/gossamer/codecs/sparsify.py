@@ -2,9 +2,10 @@
 renormalize (``gather.missing``).
 
 Such partial models are those of DecentralizePy (Dhasade et al., "Decentralized Learning Made Easy with
-DecentralizePy", EuroMLSys 2023), from whose code the rules are taken: ``PartialModel`` is top-k,
-``SubSampling`` is random-k, which here draws exactly k coordinates instead of each one with a probability.
-They send values of the model, not differences, so receivers do not need earlier messages.
+DecentralizePy", EuroMLSys 2023), from whose code the rules are taken: ``PartialModel`` is top-k, with its
+accumulation as ``accumulate: decentralizepy``; ``SubSampling`` is random-k, which here draws exactly k
+coordinates instead of each one with a probability. They send values of the model, not differences, so
+receivers do not need earlier messages.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.codecs import indices
-from gossamer.codecs.codec import Codec, Own, parameter_count, vector_in
+from gossamer.codecs.codec import (
+    STATE,
+    Codec,
+    Own,
+    further_stream,
+    parameter_count,
+    sends_own_model,
+    vector_in,
+)
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Part, Payload
@@ -92,17 +101,21 @@ class ChangeSparsifier(Codec):
 
         S = selected by |x - y|,   send x[S],   y[S] <- x[S]
 
-    A difference (:meth:`Codec.compress`) has no reference: y = 0.
+    A difference (:meth:`Codec.compress`) has no reference: y = 0. In a further stream of the node's model, y starts as
+    that of the first stream, and in one of other vectors as 0.
 
     Args:
-        accumulate: whether unsent changes accumulate (error feedback; DecentralizePy's ``accumulation`` with
-            ``accumulate_averaging_changes``). A lost or cancelled message counts as sent. Otherwise,
-            only the round's local changes count: those since the model at its start, after the previous round's
-            mixing (DecentralizePy's default)."""
+        accumulate: true: unsent changes accumulate, those by mixing included (error feedback). A lost or cancelled
+            message counts as sent. false: only the round's local changes count, those since the model s at its start,
+            after the previous round's mixing (DecentralizePy's default). "decentralizepy": its ``accumulation`` with
+            ``accumulate_averaging_changes``, as in its configurations of JWINS. It clears the accumulated change of
+            the sent coordinates before it adds the round's whole change, that has just been sent included:
+            y[S] <- s[S] in place of x[S]. So a coordinate that changed much is often sent in the next round too. In
+            a further stream of other vectors than the node's model, s is the vector before."""
 
     sparse: ClassVar[bool] = True
 
-    accumulate: bool = True
+    accumulate: bool | Literal["decentralizepy"] = True
 
     @abstractmethod
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:
@@ -113,19 +126,34 @@ class ChangeSparsifier(Codec):
         return vector
 
     def begin(self, node: Node) -> None:
-        self.memory(node)["last"] = self.forward(node.parameters)
+        memory = self.memory(node)
+        if further_stream():
+            first, own = node.state[STATE][self.name_of()], sends_own_model(node)
+            memory |= first if own else {name: torch.zeros_like(vector) for name, vector in first.items()}
+            return
+        memory["last"] = self.forward(node.parameters)
+        if self.accumulate == "decentralizepy":
+            memory["start"] = memory["last"]
 
     def end_round(self, node: Node) -> None:
-        if not self.accumulate:
-            self.begin(node)
+        if sends_own_model(node):
+            self._start(node, node.parameters)
+
+    def _start(self, node: Node, s: Float[Tensor, " params"]) -> None:
+        """Note s, on which the next changes are based."""
+        if self.accumulate is not True:
+            self.memory(node)["start" if self.accumulate else "last"] = self.forward(node.store(s))
 
     def encode(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:
         memory, transformed = self.memory(node), self.forward(vector)
         where = self.select(node, transformed - memory["last"], round)
         values, packed = part_of(transformed, where)
         if self.accumulate:
-            last = memory["last"].scatter(0, where, values)
+            y = values if self.accumulate is True else memory["start"].index_select(0, where)
+            last = memory["last"].scatter(0, where, y)
             memory["last"] = node.store(last) if transformed is vector else last
+        if not sends_own_model(node):
+            self._start(node, vector)
         return [values, packed]
 
     def compress(self, node: Node, vector: Float[Tensor, " n"], round: int) -> list[Payload]:

@@ -104,6 +104,11 @@ class Stop(Section):
             )
         return self
 
+    @property
+    def bytes_alone(self) -> bool:
+        """Whether nothing but the bytes sent (or a target that may never be met) ends the run."""
+        return self.rounds is None and self.time_s is None
+
     def most_bytes(self, nodes: int) -> float:
         """The bytes that all nodes together may send; infinite without a limit."""
         per_node = math.inf if self.bytes_per_node is None else self.bytes_per_node * nodes

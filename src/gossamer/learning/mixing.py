@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
+Terms = tuple[list[Tensor], list[float], Tensor | None]  # the arguments of a :class:`Sum`
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 """Torch adds no unsigned integers except bytes, so signed ones are used; the bits of a sum are the same."""
 LOADING_NS = 2e8  # work without the compiled loops after which they are loaded
@@ -54,7 +55,7 @@ class Step(Protocol):
     def prepare(self) -> None:
         """Take the values that the step reads. Called when everything else of the instant is done."""
 
-    def terms(self) -> tuple[list[Tensor], list[float]] | None:
+    def terms(self) -> Terms | None:
         """See :meth:`Mix.terms`."""
 
     def run(self, fresh: Fresh) -> Any:
@@ -76,6 +77,7 @@ class Mix:
     missing: Missing | None
     aggregator: Aggregator | None = None
     absent: Missing = "own"
+    differences: bool = False
 
     def prepare(self) -> None:
         """Nothing to do: all values are present."""
@@ -89,17 +91,20 @@ class Mix:
         if self.aggregator is not None:
             return self.aggregator.mix(self, fresh)
         terms = self.own, self.inbox, self.weights, self.self_weight
-        return combine(*terms, missing=self.missing, absent=self.absent, fresh=fresh)
+        rule: dict[str, Any] = {"missing": self.missing, "absent": self.absent}
+        return combine(*terms, **rule, differences=self.differences, fresh=fresh)
 
-    def terms(self) -> tuple[list[Tensor], list[float]] | None:
-        """Vectors and their weights in the order of the sum, if this is a weighted sum of whole vectors."""
+    def terms(self) -> Terms | None:
+        """Vectors and their weights in the order of the sum, and the vector that is subtracted from each, if this is a
+        weighted sum of whole vectors."""
         inbox, weights = self.inbox, self.weights
         rule = self.missing or ("own" if len(inbox) == len(weights) else self.absent)
         ranks = sorted(inbox)
         vectors = [self.own, *[inbox[rank] for rank in ranks]]
         if self.aggregator is not None or rule != "own" or set(map(type, vectors)) != {Tensor}:
             return None
-        return vectors, [own_weight(inbox, weights, self.self_weight), *[weights[rank] for rank in ranks]]
+        own, shares = own_weight(inbox, weights, self.self_weight), [weights[rank] for rank in ranks]
+        return (vectors[1:], shares, self.own) if self.differences else (vectors, [own, *shares], None)
 
 
 def combine(
@@ -110,6 +115,7 @@ def combine(
     *,
     missing: Missing | None = None,
     absent: Missing = "own",
+    differences: bool = False,
     fresh: Fresh = torch.empty,
 ) -> Any:
     """``self_weight * own + sum_j weights[j] * inbox[j]``, per coordinate.
@@ -118,6 +124,9 @@ def combine(
     multiply-add for each rank. If own values replace missing coordinates, a part's weight is first added to
     that of the own vector; then ``weight * (values - own)`` is added at the part's coordinates, so that no
     others are touched.
+
+    With ``differences``, the result is what mixing adds to ``own``: ``sum_j weights[j] * (inbox[j] - own)``. Each
+    difference is formed before it is summed, so rounding is in proportion to the differences, not to the vectors.
 
     Args:
         own: a vector float32 [n], or a :class:`Model`. Integers [n] are summed modulo 2^bits, with integer
@@ -129,6 +138,7 @@ def combine(
             weight goes to self), and ``"renormalize"`` leaves it out and divides by the present weight. None
             is ``absent``.
         absent: see ``missing``.
+        differences: sum differences from ``own``.
         fresh: creates the result's vector.
 
     Returns:
@@ -138,11 +148,19 @@ def combine(
         ValueError: for a rank without a weight, or different lengths."""
     if isinstance(own, Model):
         halves = [{rank: half(payload, h) for rank, payload in inbox.items()} for h in range(2)]
-        rule: dict[str, Any] = {"missing": missing, "absent": absent, "fresh": fresh}
+        rule: dict[str, Any] = {
+            "missing": missing,
+            "absent": absent,
+            "differences": differences,
+            "fresh": fresh,
+        }
         pairs = zip(own, halves, strict=True)
         return Model(*(combine(*pair, weights, self_weight, **rule) for pair in pairs))
     if not own.is_floating_point():
-        return _ring_sum(own, inbox, weights, _self_weight(inbox, weights, self_weight))
+        rest = _self_weight(inbox, weights, self_weight)
+        if differences:
+            rest = -math.fsum(weights[rank] for rank in inbox)
+        return _ring_sum(own, inbox, weights, rest)
     if missing not in ("own", "renormalize", None):
         raise ValueError(f"combine: missing={missing!r}; accepted: 'own', 'renormalize'")
     if missing is None:
@@ -154,24 +172,29 @@ def combine(
     else:
         partial = [weights[rank] for rank, payload in inbox.items() if isinstance(payload, Part)]
         own_part = own_weight(inbox, weights, self_weight) + math.fsum(partial)
-    out = torch.mul(own, own_part, out=fresh(len(own)))
+    out = fresh(len(own))
+    if differences:
+        out.zero_()
+    else:
+        torch.mul(own, own_part, out=out)
     present = torch.full_like(out, own_part) if renormalizes else None
     for rank in sorted(inbox):
         payload, weight = inbox[rank], weights[rank]
         if isinstance(payload, Part):
             where = _region(payload, own)
-            _add_at(out, where, payload.values, None if renormalizes else own, weight)
+            _add_at(out, where, payload.values, None if renormalizes and not differences else own, weight)
             if present is not None:
                 _add_at(present, where, torch.ones_like(payload.values), None, weight)
         else:
-            out.add_(checked(payload, own, rank), alpha=weight)
+            vector = checked(payload, own, rank)
+            out.add_(vector - own if differences else vector, alpha=weight)
             if present is not None:
                 present.add_(weight)
     if present is not None:
         out.div_(present)
         empty = present == 0
         if empty.any():
-            torch.where(empty, own, out, out=out)
+            torch.where(empty, torch.zeros_like(own) if differences else own, out, out=out)
     return out
 
 
@@ -257,13 +280,20 @@ def checked(vector: Any, own: Tensor, rank: int) -> Tensor:
 
 @dataclass(eq=False, slots=True)
 class Sum:
-    """``weights[0] * vectors[0] + weights[1] * vectors[1] + ...`` of vectors [P]."""
+    """``weights[0] * vectors[0] + weights[1] * vectors[1] + ...`` of vectors [P]. A ``base`` [P] is first subtracted
+    from each vector."""
 
     vectors: Sequence[Tensor]
     weights: Sequence[float]
+    base: Tensor | None = None
 
     def write(self, out: Float[Tensor, " params"]) -> None:
         """Compute only this sum, as :func:`combine` does."""
+        if self.base is not None:
+            out.zero_()
+            for vector, weight in zip(self.vectors, self.weights, strict=True):
+                out.add_(vector - self.base, alpha=weight)
+            return
         torch.mul(self.vectors[0], self.weights[0], out=out)
         for vector, weight in zip(self.vectors[1:], self.weights[1:], strict=True):
             out.add_(vector, alpha=weight)
@@ -272,6 +302,16 @@ class Sum:
 def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
     """Write sums of rows into other rows, without changing their version counters. All rows are float32,
     contiguous, of one length and on one device. Returns a description of the method, for the record."""
+    method = ""
+    for based in (False, True):
+        chosen = [k for k, total in enumerate(sums) if (total.base is not None) is based]
+        if chosen:
+            method = _mix_alike([sums[k] for k in chosen], [results[k] for k in chosen], workers)
+    return method
+
+
+def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
+    """:func:`mix_rows` for sums that all have a base, or all have none."""
     terms, length = sum(len(total.vectors) for total in sums), len(results[0])
     if results[0].device.type != "cpu":
         kernel = _loaded_kernel(results[0].device)
@@ -279,15 +319,16 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
             note_finite(results, kernel.add_rows(*_addresses(sums, results), length).tolist())
             return "together"
     elif loops := _loops(terms * (_NS_PER_CALL + length * _NS_PER_TERM)):
-        vectors, starts, weights, written = (table.numpy() for table in _addresses(sums, results))
-        streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (written % 64).any() else None
+        tables = [table.numpy() for table in _addresses(sums, results)]
+        based = None if sums[0].base is None else True
+        streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (tables[-1] % 64).any() else None
         shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
         units = -(-length // loops.WIDTH)
         edges = [min(units * share // shares * loops.WIDTH, length) for share in range(shares + 1)]
 
         def add(share: int) -> None:
             columns = edges[share], edges[share + 1]
-            loops.add_rows(vectors, starts, weights, written, *columns, loops.FUSED, streamed)
+            loops.add_rows(*tables, *columns, loops.FUSED, streamed, based)
 
         workers.map(add, range(shares))
         return "together"
@@ -299,20 +340,24 @@ def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], w
     return f"one at a time: {'too little work for' if few else 'different bits from'} compiled loops"
 
 
-def _addresses(sums: Sequence[Sum], results: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _addresses(
+    sums: Sequence[Sum], results: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The input of the compiled loops, on the device of the results: the addresses of all terms; the starts of the
-    sums among them (sum i has those from ``starts[i]`` to ``starts[i + 1]``); the terms' weights; and the
-    addresses of the results."""
+    sums among them (sum i has those from ``starts[i]`` to ``starts[i + 1]``); the terms' weights; the addresses of
+    the bases, if the sums have any; and the addresses of the results."""
     lengths = [len(total.vectors) for total in sums]
     terms = chain.from_iterable(total.vectors for total in sums)
+    bases = [total.base.data_ptr() for total in sums if total.base is not None]
     tables = [
         torch.from_numpy(np.fromiter(map(Tensor.data_ptr, terms), np.int64, sum(lengths))),
         torch.from_numpy(np.cumsum([0, *lengths])),
         torch.tensor(list(chain.from_iterable(total.weights for total in sums)), dtype=torch.float32),
+        torch.tensor(bases, dtype=torch.int64),
         torch.from_numpy(np.fromiter(map(Tensor.data_ptr, results), np.int64, len(results))),
     ]
-    vectors, starts, weights, written = (table.to(results[0].device) for table in tables)
-    return vectors, starts, weights, written
+    vectors, starts, weights, subtracted, written = (table.to(results[0].device) for table in tables)
+    return vectors, starts, weights, subtracted, written
 
 
 def sort_columns(models: Float[Tensor, "models params"]) -> Float[Tensor, "models params"]:
@@ -356,7 +401,7 @@ def _loaded() -> ModuleType | None:
 
     def add(total: Sum, out: Tensor) -> None:
         tables = [table.numpy() for table in _addresses([total], [out])]
-        loops.add_rows(*tables, 0, len(out), loops.FUSED, None)
+        loops.add_rows(*tables, 0, len(out), loops.FUSED, None, None if total.base is None else True)
 
     length = 2 * loops.WIDTH + loops.LANES + 3  # runs every form of the inner loop
     return loops if _in_order(add, length, torch.device("cpu")) else None
@@ -381,10 +426,10 @@ def _in_order(add: Callable[[Sum, Tensor], None], length: int, device: torch.dev
     """Whether sums have the same bits as :func:`combine`, checked on a small case."""
     rng = np.random.default_rng(0)
     table = torch.from_numpy(rng.normal(size=(20, length))).float().to(device)
-    for count in (1, 2, 3, 6, 33):
+    for count, base in product((1, 2, 3, 6, 33), (None, table[0])):
         numbers, weights = rng.integers(0, 20, size=count), rng.normal(size=count)
         result, expected = torch.empty(2, length, dtype=torch.float32, device=device).unbind()
-        total = Sum([table[number] for number in numbers], weights.tolist())
+        total = Sum([table[number] for number in numbers], weights.tolist(), base)
         total.write(expected)
         add(total, result)
         if not torch.equal(result, expected):

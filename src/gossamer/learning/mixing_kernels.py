@@ -42,13 +42,14 @@ def _compiled(function: Callable[..., Any]) -> Any:
 
 def _strip(lanes: int, registers: int) -> Any:
     """A function that computes ``lanes * registers`` adjacent columns of a weighted sum in registers. Of its arguments, the
-    first two are the addresses of arrays: where the terms' vectors begin, and their weights."""
+    first two are the addresses of arrays: where the terms' vectors begin, and their weights. The last address is that
+    of the vector that is subtracted from each of them, if there is one."""
     vector = ir.VectorType(_FLOAT, lanes)
     step = 4 * lanes
 
     def lower(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        vectors, weights, first, stop, offset, result, _, _ = arguments
-        fused, streamed = (flag is not types.none for flag in signature.args[-2:])
+        vectors, weights, first, stop, offset, result, base, _, _, _ = arguments
+        fused, streamed, based = (flag is not types.none for flag in signature.args[-3:])
 
         def fma(x: Any, weight: Any, total: Any) -> Any:
             if not fused:
@@ -62,11 +63,17 @@ def _strip(lanes: int, registers: int) -> Any:
         def pointer(base: Any, displacement: Any, kind: Any) -> Any:
             return builder.inttoptr(builder.add(base, displacement), kind.as_pointer())
 
-        # A product added to -0 is the product, to the bit, so the first term needs no special case.
-        zero = ir.Constant(vector, [-0.0] * lanes)
+        # A product added to -0 is the product, to the bit, so the first term needs no special case. Sums of differences
+        # begin with 0, since there may be none.
+        zero = ir.Constant(vector, [0.0 if based else -0.0] * lanes)
         totals = [cgutils.alloca_once_value(builder, zero) for _ in range(registers)]
         for total in totals:
             builder.store(zero, total)
+        subtracted = []
+        if based:
+            address = builder.add(base, offset)
+            for number in range(registers):
+                subtracted.append(builder.load(pointer(address, _INT64(number * step), vector), align=4))
         with cgutils.for_range_slice(builder, first, stop, _INT64(1), _INT64) as (term, _):
             begin = builder.load(pointer(vectors, builder.mul(term, _INT64(8)), _INT64))
             weight = builder.load(pointer(weights, builder.mul(term, _INT64(4)), _FLOAT))
@@ -76,6 +83,8 @@ def _strip(lanes: int, registers: int) -> Any:
             address = builder.add(begin, offset)
             for number, total in enumerate(totals):
                 x = builder.load(pointer(address, _INT64(number * step), vector), align=4)
+                if based:
+                    x = builder.fsub(x, subtracted[number])
                 builder.store(fma(x, spread, builder.load(total)), total)
         address = builder.add(result, offset)
         for number, total in enumerate(totals):
@@ -93,10 +102,12 @@ def _strip(lanes: int, registers: int) -> Any:
         stop: Any,
         offset: Any,
         result: Any,
+        base: Any,
         fused: Any,
         streamed: Any,
+        based: Any,
     ) -> Any:
-        return types.none(*[types.int64] * 6, fused, streamed), lower
+        return types.none(*[types.int64] * 7, fused, streamed, based), lower
 
     return intrinsic(strip)
 
@@ -119,7 +130,16 @@ _fence = intrinsic(_fenced)
 
 @_compiled
 def add_rows(
-    vectors: Any, starts: Any, weights: Any, results: Any, first: int, stop: int, fused: Any, streamed: Any
+    vectors: Any,
+    starts: Any,
+    weights: Any,
+    bases: Any,
+    results: Any,
+    first: int,
+    stop: int,
+    fused: Any,
+    streamed: Any,
+    based: Any,
 ) -> None:
     """Write the columns from ``first`` to ``stop`` of weighted sums. Vectors are given by the address of their first value.
 
@@ -127,6 +147,7 @@ def add_rows(
         vectors: of all terms of all sums, int64 [terms].
         starts: sum i has the terms from ``starts[i]`` to ``starts[i + 1]``, int64 [sums + 1].
         weights: of the terms, float32 [terms].
+        bases: the vectors that are subtracted from the terms of each sum, int64 [sums], if ``based``.
         results: where the sums are written, int64 [sums]; they overlap no vector that is read.
         streamed: write past the cache, which pays for more values than it holds. Results are aligned to 64 bytes then, and
             ``first`` is a multiple of 16.
@@ -136,15 +157,16 @@ def add_rows(
         right = min(left + COLUMNS, stop)
         for i in range(len(results)):
             begin, end, result = starts[i], starts[i + 1], results[i]
+            base = 0 if based is None else bases[i]
             column = left
             while column + WIDTH <= right:
-                _wide(terms, factors, begin, end, 4 * column, result, fused, streamed)
+                _wide(terms, factors, begin, end, 4 * column, result, base, fused, streamed, based)
                 column += WIDTH
             while column + LANES <= right:
-                _narrow(terms, factors, begin, end, 4 * column, result, fused, streamed)
+                _narrow(terms, factors, begin, end, 4 * column, result, base, fused, streamed, based)
                 column += LANES
             while column < right:
-                _single(terms, factors, begin, end, 4 * column, result, fused, None)
+                _single(terms, factors, begin, end, 4 * column, result, base, fused, None, based)
                 column += 1
     if streamed is not None:
         _fence()

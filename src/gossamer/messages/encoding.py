@@ -188,7 +188,7 @@ class _Writer:
             return msgpack.ExtType(_TENSOR, struct.pack(f"<B{item.dim()}Q", _CODES[item.dtype], *item.shape))
         if isinstance(item, Part):
             _checked(item)
-            return msgpack.ExtType(_PART, self.pack(item.values, _narrow(item.where, item.size), item.size))
+            return msgpack.ExtType(_PART, self.pack(item.values, narrow(item.where, item.size), item.size))
         if isinstance(item, Coded):
             return msgpack.ExtType(_CODED, self.pack(item.payload))
         if isinstance(item, Model):
@@ -211,7 +211,7 @@ def _structure_of_one(dtype: torch.dtype, shape: torch.Size, is_model: bool) -> 
     return _structure_of(Model(tensor) if is_model else tensor)[0]
 
 
-def _narrow(where: Tensor, size: int) -> Tensor:
+def narrow(where: Tensor, size: int) -> Tensor:
     """The coordinates of a part [k] in the narrowest type that holds all coordinates of a vector of length
     ``size``."""
     for dtype in (torch.uint8, torch.uint16, torch.uint32):
@@ -435,7 +435,7 @@ def _check_depth(depth: int) -> None:
 
 def _checked(item: Any) -> Any:
     """The part or model itself, if it is consistent. Its tensors may be :class:`BufferSpec`."""
-    if fault := _part_fault(item) if isinstance(item, Part) else _model_fault(*item):
+    if fault := part_fault(item) if isinstance(item, Part) else _model_fault(*item):
         raise FrameError(fault)
     return item
 
@@ -444,7 +444,7 @@ def _is_vector(item: Any) -> bool:
     return isinstance(item, Tensor | BufferSpec) and len(item.shape) == 1
 
 
-def _part_fault(part: Part) -> str | None:
+def part_fault(part: Part) -> str | None:
     """The inconsistency in a part, if any. Its tensors may be :class:`BufferSpec`."""
     values, where, size = part.values, part.where, part.size
     if not _is_vector(values):

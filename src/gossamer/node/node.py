@@ -20,7 +20,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
-from gossamer.randomness import SHARED, generator
+from gossamer.randomness import SHARED, draws_of, node_generator
 from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
 
@@ -172,6 +172,7 @@ class Node:
         self_weight: float | None = None,
         missing: Missing | None = None,
         aggregate: bool = False,
+        differences: bool = False,
     ) -> Any:
         """``self_weight * own + sum_j weights[j] * inbox[j]`` in rank order; see
         :func:`gossamer.learning.mixing.combine`.
@@ -185,18 +186,27 @@ class Node:
             missing: what replaces values that did not arrive, from absent ranks or at coordinates that a part
                 lacks. None is the experiment's ``gather.missing``.
             aggregate: whether the experiment's aggregator combines the models in ``own`` and ``inbox``.
+            differences: return ``sum_j weights[j] * (inbox[j] - own)``, which is what mixing would add to ``own``. Each
+                difference is formed before it is summed: an algorithm that adds the result to a correction in every
+                round needs this, since the rounding of ``combine(...) - own`` is in proportion to ``own`` and would
+                stay in the correction. Not with ``self_weight`` or ``aggregate``.
 
         Returns:
-            A vector or a model, of the same type as ``own``."""
+            A vector or a model, of the same type as ``own``.
+
+        Raises:
+            ValueError: for a rank without a weight, other lengths, or arguments that ``differences`` excludes."""
         self._own.check()
+        if differences and (aggregate or self_weight is not None):
+            raise ValueError("combine: differences with aggregate or self_weight; accepted: neither of them")
         whole, setup = isinstance(own, Model), self._setup
         if aggregate and self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
-        step = Mix(own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing)
-        mixed = await self._host.mix(step, read=True)
+        terms = own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing
+        mixed = await self._host.mix(Mix(*terms, differences), read=True)
         if aggregate:
             self._runtime.shown.mixed(mixed if isinstance(mixed, Model) else Model(mixed))
         return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
@@ -263,13 +273,16 @@ class Node:
         Args:
             to: the receiver's rank.
             payload: the content. The experiment's codec encodes every :class:`Model` in it, and nothing else.
-                Send ``node.model``, or mark your own vector as ``Model(vector)``.
+                Send ``node.model``, or mark your own vector as ``Model(vector)``. Vectors at different places in
+                a payload, or under different tags (numbers in a tag do not count), are different streams: a
+                codec remembers each by itself.
             tag: what it is about.
-            exact: do not encode models. Use it for differences and sums of models.
+            exact: do not encode models. Use it for differences and sums of models. A codec, an attack written as
+                one included, then does nothing; name such messages in the algorithm's ``unencoded``.
 
         Raises:
-            ValueError: for a rank that is not a peer, or a message larger than the algorithm's
-                ``message_limit``.
+            ValueError: for a rank that is not a peer, a message larger than the algorithm's ``message_limit``, a
+                model that the codec can't encode, or the node's 17th stream of models.
             TypeError: for a payload or tag that can't be sent."""
         return self.broadcast((to,), payload, tag, exact=exact)[0]
 
@@ -296,7 +309,7 @@ class Node:
             masked = runtime.secure.mask(ranks, payload)
             return [sending for rank, words in masked.items() for sending in self._send((rank,), words, tag)]
         if runtime.coder is not None and not exact:
-            payload = runtime.coder.encode(payload)
+            payload = runtime.coder.encode(payload, tag)
         return self._send(ranks, payload, tag)
 
     def _send(self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
@@ -312,8 +325,9 @@ class Node:
         sendings: list[Sending] = []
         for rank in ranks:
             changed = payload
-            for wrapper in runtime.outgoing:
-                changed = wrapper.outgoing(self, rank, changed, tag)
+            for place, wrapper in runtime.outgoing:
+                with draws_of(place):
+                    changed = wrapper.outgoing(self, rank, changed, tag)
             if changed is not payload:
                 changed = freeze(changed, self._host.is_stored)
             sendings += self._outbox.send((rank,), changed, tag)
@@ -523,13 +537,14 @@ class Node:
     def rng(self, purpose: str, *counters: int, shared: bool = False) -> np.random.Generator:
         """A new generator for the key (experiment seed, purpose, this rank, counters). The same key always
         gives the same draws. Counters, e.g. the round, distinguish repeated draws. ``shared`` leaves the rank
-        out of the key, so that all nodes draw the same numbers."""
+        out of the key, so that all nodes draw the same numbers. A wrapper and a codec of your own have keys of
+        their own: they never draw the numbers of the algorithm, or of each other."""
         rank = SHARED if shared else self.rank
-        return generator(self._setup.experiment.seed, f"algorithm/{purpose}", rank, *counters)
+        return node_generator(self._setup.experiment.seed, purpose, rank, *counters)
 
     def secret(self, n: int) -> bytes:
-        """n bytes that no other node knows: from a keyed generator in a simulation, from the operating system
-        otherwise."""
+        """n bytes that no other node knows: from the operating system, or, in a simulation, from a generator keyed by the
+        experiment's seed. So two equal simulations have equal secrets, and they are secret only within the simulation."""
         return self._host.secret(n)
 
     def store(self, v: Float[Tensor, " params"]) -> Float[Tensor, " params"]:
@@ -641,8 +656,9 @@ class AsyncRounds:
             runtime.shown.end_rounds()
             raise StopAsyncIteration
         self._current = node.round
-        for wrapper in runtime.before_round:
-            await wrapper.before_round(node, self._current)
+        for place, wrapper in runtime.before_round:
+            with draws_of(place):
+                await wrapper.before_round(node, self._current)
         if runtime.secure is not None:
             await runtime.secure.begin_round(self._current)
         runtime.shown.begin_round()

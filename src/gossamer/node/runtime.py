@@ -27,6 +27,7 @@ from gossamer.node.node import Node
 from gossamer.node.rejoin import NewcomerModels
 from gossamer.node.setup import Host, NodeWrapper, Setup
 from gossamer.node.shown import ShownModel
+from gossamer.randomness import draws_of
 from gossamer.secure.protocol import MaskingProtocol
 from gossamer.topology.cyclon import TAG as SAMPLER
 
@@ -81,10 +82,11 @@ class NodeRuntime:
         self._over = False  # whether the protocol has returned
         self._diverged = False
 
-    def _wrappers(self, method: str) -> list[NodeWrapper]:
+    def _wrappers(self, method: str) -> list[tuple[str, NodeWrapper]]:
+        """The wrappers that have a method, each with its place in the experiment."""
         base = getattr(NodeWrapper, method)
-        wrappers = self.setup.experiment.wrappers
-        return [wrapper for wrapper in wrappers if getattr(type(wrapper), method) is not base]
+        placed = [(f"wrappers.{k}", wrapper) for k, wrapper in enumerate(self.setup.experiment.wrappers)]
+        return [(place, wrapper) for place, wrapper in placed if getattr(type(wrapper), method) is not base]
 
     @property
     def round(self) -> int:
@@ -107,8 +109,9 @@ class NodeRuntime:
         try:
             if self.newcomer_models is not None and self.newcomer_models.handle(message):
                 return
-            for wrapper in self._incoming:
-                changed = None if changed is None else wrapper.incoming(self.node, changed)
+            for place, wrapper in self._incoming:
+                with draws_of(place):
+                    changed = None if changed is None else wrapper.incoming(self.node, changed)
             if changed is None:
                 self.host.counters.messages_refused += 1
                 return

@@ -103,6 +103,8 @@ class Setup:
             notes.append(
                 f"trainer: {self.trainer}" + (f" ({self.trainer_note})" if self.trainer_note else "")
             )
+        if experiment.codec is not None and (what := experiment.algorithm.unencoded(self.topology)):
+            notes.append(f"{experiment.algorithm.name_of()} sends {what} without the codec")
         if experiment.evaluation.of == "round" and experiment.algorithm.ends_with_steps():
             notes.append(
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from gossamer.config.experiment import Stop
 from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
 from gossamer.fingerprint import Fingerprint
 from gossamer.messages.tags import Traffic
@@ -23,6 +24,17 @@ from gossamer.results.schema import Totals
 
 _MAX_NAMED = 16  # ranks named for one wait
 _MAX_CLAUSES = 5  # waits described
+
+
+SILENT_ROUNDS = 1000
+
+
+def nothing_sent(stop: Stop, sent: float, rounds: float) -> RunFailed | None:
+    """The failure of a run that only bytes can end, if nodes have completed this many rounds (on average) and sent none."""
+    if sent or not stop.bytes_alone or rounds < SILENT_ROUNDS:
+        return None
+    text = f"no node has sent a byte in {SILENT_ROUNDS} rounds, and stop has bytes alone, so the run would never end"
+    return RunFailed(f"{text}; accepted: stop.rounds or stop.time_s as well")
 
 
 def add_up(

@@ -83,6 +83,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     if topology.sampled and not algorithm.tolerates_sampling:
         named = _algorithms_with("tolerates_sampling")
         raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
+    _check_stop(experiment, topology)
     compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
@@ -224,6 +225,27 @@ def _check_network(experiment: Experiment, network: Network) -> None:
         raise BadInput(f"{field}: {name} tolerates no message loss; accepted: {field} without loss")
     if algorithm.gathers and gather.timeout_s is None:
         raise BadInput("gather.timeout_s: null, although messages are lost; accepted: seconds")
+
+
+def _check_stop(experiment: Experiment, topology: TopologySchedule) -> None:
+    """Refuse a run that only bytes end, although none are sent."""
+    algorithm = experiment.algorithm
+    if not experiment.stop.bytes_alone:
+        return
+    if not algorithm.sends_messages():
+        silent = f"{algorithm.name_of()} sends nothing"
+    elif experiment.nodes == 1:
+        silent = "one node has no other to send to"
+    elif (
+        not topology.sampled
+        and topology.static
+        and not algorithm.reaches_all()
+        and not topology.graph(0).arcs
+    ):
+        silent = "the topology has no edges to send over"
+    else:
+        return
+    raise BadInput(f"stop: bytes alone end the run, and {silent}; accepted: rounds or time_s as well")
 
 
 def _check_faults(experiment: Experiment, faults: FaultSchedule) -> None:

@@ -33,6 +33,9 @@ keys s are authentic too.
 
 All words end with some masked zeros. Their sum shows whether the masks have cancelled, so a sum of words that
 do not belong together is never mixed.
+
+In a simulation, secrets are drawn from the experiment's seed: two equal runs have equal masks, which are secret only
+within the simulation.
 """
 
 from __future__ import annotations

@@ -46,7 +46,9 @@ class Selector(Section):
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
     # 0 is the node with the most neighbours, 1 the next one; ties are broken by the lowest rank.
     degree_rank: Rank | None = None
-    betweenness_rank: Rank | None = None  # the same, by betweenness centrality (Freeman, 1977)
+    betweenness_rank: Rank | None = (
+        None  # the same, by betweenness centrality (Freeman, 1977), without end points
+    )
     hops_from: Hops | None = None  # the nodes at a distance from a node
 
     @model_validator(mode="after")

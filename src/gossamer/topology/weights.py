@@ -284,7 +284,8 @@ class Random(ScoreWeights):
 @register("weights", "centrality")
 class Centrality(ScoreWeights):
     """Scores are centralities as defined by networkx, also on directed graphs: degree and betweenness
-    (Freeman, 1979; here paths count for their end points too), closeness, eigenvector, PageRank.
+    (Freeman, 1979; here paths count for their end points too, networkx's ``endpoints=True``, as in the code of
+    Sakarvadia et al., 2025), closeness, eigenvector, PageRank.
 
     They require the whole graph. With ``hops``, a node computes them in its ego network, the graph of the
     nodes within this distance, which it can learn from its neighbours."""

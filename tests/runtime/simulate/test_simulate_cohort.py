@@ -357,7 +357,7 @@ def test_node_methods_missing_from_cohort_are_the_known_ones() -> None:
     # These need a node's runtime, mailbox or host, which a cohort lacks.
     assert missing == {
         *("answer", "apply", "ask", "buffers", "compress", "drain", "drain_answers", "evaluate", "gradient"),
-        *("mixed", "next_answer", "peers", "receive", "secret", "send", "traffic", "view"),
+        *("next_answer", "peers", "receive", "secret", "send", "traffic", "view"),
     }
 
 

@@ -312,6 +312,13 @@ class Cohort(Node):
             raise Divergence
         self.parameters = model.parameters
 
+    @_same_for_all
+    def _check_mixed(self, model: Model) -> None:
+        """Keep nothing: runs whose records show the last mixing have no cohort."""
+        self._rows(model.parameters)
+
+    mixed = property(fset=_check_mixed)
+
     def _rows(self, vectors: Any) -> list[Tensor]:
         """Rows of the store with the nodes' vectors [P]."""
         rows = self._context.rows
@@ -358,32 +365,45 @@ class Cohort(Node):
         self_weight: Any = None,
         missing: Missing | None = None,
         aggregate: bool = False,
+        differences: bool = False,
     ) -> Any:
         whole = isinstance(own, Model)
-        if whole and len(own.buffers):
+        if (whole and len(own.buffers)) or (differences and (aggregate or self_weight is not None)):
             raise Divergence
         rows = self._rows(own.parameters if whole else own)
-        mixed = self._per_node(self._mixed(rows, inbox, weights, self_weight, missing))
+        mixed = self._per_node(self._mixed(rows, inbox, weights, self_weight, missing, differences))
         return Model(mixed) if whole else mixed  # type: ignore[arg-type]
 
     @_awaited
     def mix(
         self, inbox: Any, weights: Any, *, self_weight: Any = None, missing: Missing | None = None
     ) -> None:
-        self._vectors = self._per_node(self._mixed(self._vectors.each, inbox, weights, self_weight, missing))
+        mixed = self._mixed(self._vectors.each, inbox, weights, self_weight, missing, differences=False)
+        self._vectors = self._per_node(mixed)
 
     def _mixed(
-        self, own: Sequence[Tensor], inbox: Any, weights: Any, self_weight: Any, missing: Missing | None
+        self,
+        own: Sequence[Tensor],
+        inbox: Any,
+        weights: Any,
+        self_weight: Any,
+        missing: Missing | None,
+        differences: bool,
     ) -> list[Tensor]:
         plain = self_weight is None and missing is None and type(weights) is PerNode
         if plain and type(inbox) is _Inboxes and inbox.vectors:
             key = weights, inbox.sources
             factors = self._once("factors", key, lambda: self._factors(*key))
             vectors, terms = inbox.vectors, zip(own, inbox.sources, factors, strict=True)
-            sums = [Sum([row, *[vectors[j] for j in sources]], of_row) for row, sources, of_row in terms]
+            if differences:
+                sums = [Sum([vectors[j] for j in sources], of_row[1:], row) for row, sources, of_row in terms]
+            else:
+                sums = [Sum([row, *[vectors[j] for j in sources]], of_row) for row, sources, of_row in terms]
         else:
             sums = [
-                self._sum(vector, of(inbox, rank), of(weights, rank), of(self_weight, rank), missing)
+                self._sum(
+                    vector, of(inbox, rank), of(weights, rank), of(self_weight, rank), missing, differences
+                )
                 for rank, vector in enumerate(own)
             ]
         return self._context.mixing.sums(sums)
@@ -398,11 +418,19 @@ class Cohort(Node):
             factors.append([own_weight(dict.fromkeys(senders), shares, None), *[shares[j] for j in senders]])
         return factors
 
-    def _sum(self, own: Tensor, inbox: Any, weights: Any, self_weight: Any, missing: Missing | None) -> Sum:
+    def _sum(
+        self,
+        own: Tensor,
+        inbox: Any,
+        weights: Any,
+        self_weight: Any,
+        missing: Missing | None,
+        differences: bool,
+    ) -> Sum:
         """One node's sum, of rows."""
         vectors = {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
         absent = self._setup.experiment.gather.missing
-        terms = Mix(own, vectors, weights, self_weight, missing, None, absent).terms()
+        terms = Mix(own, vectors, weights, self_weight, missing, None, absent, differences).terms()
         if terms is None or not all(map(self._context.rows.is_row, terms[0])):
             raise Divergence
         return Sum(*terms)

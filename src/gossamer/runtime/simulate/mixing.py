@@ -124,12 +124,13 @@ class Mixer:
         terms = step.terms()
         if terms is None:
             return None
-        vectors, weights = terms
-        for vector in vectors:
+        vectors, weights, base = terms
+        held = vectors if base is None else [*vectors, base]
+        for vector in held:
             if id(vector) not in self._whole and not self._rows.is_row(vector):
                 return None
         row = self._rows.fresh()
-        self._deferred.append((Sum(vectors, weights), row))
-        self._whole.update(map(id, vectors))  # the sum holds the vectors, so their ids stay valid
+        self._deferred.append((Sum(vectors, weights, base), row))
+        self._whole.update(map(id, held))  # the sum holds the vectors, so their ids stay valid
         self._unwritten.add(id(row))
         return row

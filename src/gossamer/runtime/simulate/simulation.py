@@ -35,7 +35,7 @@ from gossamer.results.recorder import read_metrics, read_setup
 from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
-from gossamer.runtime.outcome import Outcome, add_up, describe_waits, ending_signals
+from gossamer.runtime.outcome import Outcome, add_up, describe_waits, ending_signals, nothing_sent
 from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due, never_mixed
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
@@ -472,8 +472,12 @@ class Simulation:
         self._save(node)
         if self._faults is not None:
             self._faults.round_ended(rank)
-        if self._most_bytes < math.inf and self._context.links.network_bytes() >= self._most_bytes:
-            self._tasks.finish("bytes")
+        if self._most_bytes < math.inf:
+            sent, stop = self._context.links.network_bytes(), self._setup.experiment.stop
+            if sent >= self._most_bytes:
+                self._tasks.finish("bytes")
+            elif (failure := nothing_sent(stop, sent, self._rounds / len(self.nodes))) is not None:
+                self._tasks.fail(failure)
 
     def _completed_rounds(self) -> int:
         """The rounds completed by all nodes, for the observer."""

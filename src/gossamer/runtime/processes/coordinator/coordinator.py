@@ -28,7 +28,7 @@ from gossamer.results.observer import Observer
 from gossamer.results.recorder import read_metrics
 from gossamer.results.schema import Totals
 from gossamer.runtime.events import EstimatedClock, EventLog
-from gossamer.runtime.outcome import Outcome, add_up
+from gossamer.runtime.outcome import Outcome, add_up, nothing_sent
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
@@ -226,8 +226,13 @@ class Coordinator:
         self._lifecycle.take(rank, message, time.monotonic())
         if self._rows.target_met():
             self._lifecycle.end("target")
-        if self._reports.bytes_sent >= self._most_bytes:
+        if (sent := self._reports.bytes_sent) >= self._most_bytes:
             self._lifecycle.end("bytes")
+        if not sent and self._most_bytes < math.inf:
+            rounds = [node.round for node in self._lifecycle.nodes.values()]
+            failure = nothing_sent(self._setup.experiment.stop, sent, sum(rounds) / len(rounds))
+            if failure is not None:
+                raise failure
 
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
         match message:
