@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.codecs.codec import Codec
 from gossamer.config import Experiment
 from gossamer.config.registry import Component
+from gossamer.errors import listed
 from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.optimizer import Optimizer
@@ -63,6 +64,8 @@ class Setup:
     message_limit: int  # the largest message that a node accepts, bytes
     trainer: str  # name of the trainer, never "auto"
     not_fused: str  # the reason why "auto" did not choose "fused", if any
+    data: dict[str, Any]  # what the task's data are, before poisons; see gossamer.tasks.summary
+    remarks: Sequence[str] = ()  # sentences for the user about choices made while files were read
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
 
@@ -95,17 +98,30 @@ class Setup:
 
     def notes(self) -> list[str]:
         """Sentences for the user about the choices that were made."""
-        experiment, notes = self.experiment, list[str]()
+        experiment, notes = self.experiment, [self.data["line"], *self.remarks]
         if experiment.engine.trainer == "auto":
             notes.append(
                 f"trainer: {self.trainer}" + (f" (not fused: {self.not_fused})" if self.not_fused else "")
             )
+        if alone := self._without_neighbours():
+            named = listed(map(str, alone)) if len(alone) < 10 else f"{len(alone)} of {experiment.nodes}"
+            notes.append(f"topology: nodes without neighbours: {named} (ranks count from 0)")
         if experiment.evaluation.of == "round" and self.ends_with_steps:
             notes.append(
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
                 " are shown after them (evaluation.of: mixed shows the last mixing)"
             )
         return notes
+
+    def _without_neighbours(self) -> list[int]:
+        """The nodes that have no link, in a fixed graph that may have such nodes."""
+        mixing, topology = mixing_of(self.experiment), self.topology
+        own_graph = mixing is not None and mixing.links is not TopologySchedule.graph
+        if own_graph or topology.sampled or not topology.static:
+            return []
+        graph = topology.graph(0)
+        ranks = range(graph.nodes) if graph.nodes > 1 else ()
+        return [rank for rank in ranks if not (graph.neighbors(rank, "out") or graph.neighbors(rank, "in"))]
 
     @property
     def ends_with_steps(self) -> bool:
@@ -120,6 +136,7 @@ class Setup:
             "nodes": self.experiment.nodes,
             "directed": graph.directed,
             "parameters": self.layout.size,
+            "data": self.data,
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),

@@ -30,6 +30,7 @@ from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.results.run import load_run, model_of
 from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
+from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
 
 
@@ -51,8 +52,10 @@ def prepare(experiment: Experiment) -> Setup:
             f"nodes: got {nodes}, which leaves {algorithm.name_of()} no node with data; accepted: more"
         )
     task = load_task(experiment.task, experiment.data_root, seed)
+    data = summary(task)
     layout = _layout(task, seed)
-    warm_start = _warm_start(experiment, task, layout)
+    remarks: list[str] = []
+    warm_start = _warm_start(experiment, task, layout, remarks)
     check_memory(experiment, layout)
     task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
@@ -97,6 +100,8 @@ def prepare(experiment: Experiment) -> Setup:
         message_limit=_message_limit(experiment, layout),
         trainer=trainer,
         not_fused=not_fused,
+        data=data,
+        remarks=remarks,
         poisoned=poisoned_ranks,
         warm_start=warm_start,
     )
@@ -122,8 +127,8 @@ def resolved(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"initial": start.model_copy(update={"path": path, "crc32": crc})})
 
 
-def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | None:
-    """The model from another run or a file with which all nodes start, if any."""
+def _warm_start(experiment: Experiment, task: Task, layout: Layout, remarks: list[str]) -> Model | None:
+    """The model from another run or a file with which all nodes start, if any. ``remarks`` gets what it lost."""
     start = resolved(experiment).initial
     if not isinstance(start, WarmStart):
         return None
@@ -156,6 +161,9 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
                     f"{source}: {field.name!r} has values that are not finite; accepted: finite ones"
                 )
             field.of(vector).copy_(tensor)
+            if (field.of(vector).to(tensor.dtype) != tensor).any():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                remarks.append(f"{source}: {field.name!r} is {kind}, and was rounded to float32")
     return model
 
 

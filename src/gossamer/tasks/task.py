@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause
+from gossamer.tasks.provenance import Provenance
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
 Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> inputs
@@ -94,6 +95,7 @@ class Task:
             and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
         augment: (inputs of a batch, NumPy generator) -> augmented inputs. The generator is keyed by seed,
             node and step, so that every engine makes the same draws.
+        provenance: where the data come from, for the run's record.
 
     Raises:
         BadInput: for an argument of the wrong type or shape."""
@@ -106,6 +108,7 @@ class Task:
     groups: Tensor | None = None
     classes: Sequence[str] | None = None
     augment: Augment | None = None
+    provenance: Provenance | None = None
 
     def __init__(
         self,
@@ -119,12 +122,13 @@ class Task:
         *,
         tests: Mapping[str, Pair] | None = None,
         augment: Augment | None = None,
+        provenance: Provenance | None = None,
     ) -> None:
         sets = tests or {}
         if test is not None:
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
-        self.__dict__.update(values, groups=groups, classes=classes, augment=augment)
+        self.__dict__.update(values, groups=groups, classes=classes, augment=augment, provenance=provenance)
         self._check()
 
     @property
