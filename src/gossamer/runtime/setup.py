@@ -15,7 +15,7 @@ from torch import nn
 from gossamer import files
 from gossamer.codecs.sparsify import count_of
 from gossamer.config import Experiment, Processes, Simulate, WarmStart
-from gossamer.config.registry import names
+from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.learning import Mean
@@ -66,7 +66,12 @@ def prepare(experiment: Experiment) -> Setup:
     samples = [len(part) for part in parts]
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
     topology.check()
-    other_task = partial(load_task, data_root=experiment.data_root, seed=seed)
+
+    def other_task(component: Component) -> Task:
+        other = load_task(component, experiment.data_root, seed)
+        remarks.append(f"poison, {summary(other)['line']}")
+        return other
+
     first_graph = partial(_first_graph, topology)
     task, parts, poisoned_ranks = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
     if (remaining := [len(part) for part in parts]) != samples:

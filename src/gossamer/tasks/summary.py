@@ -182,7 +182,8 @@ def _not_learned(task: Task) -> Iterator[str]:
                 numbers = torch.unique(targets[unknown]).tolist()
                 fits = task.classes is not None and max(numbers) < len(task.classes)
                 names = [str(task.classes[number] if fits and task.classes else number) for number in numbers]
-                yield f"{count:,} {name} samples are of classes without a training sample: {some(names)}"
+                which = f"{some(names)} ({count:,} of {len(targets):,} {name} samples)"
+                yield f"classes without a training sample: {which}"
 
 
 def _line(task: Task, record: dict[str, Any], classes: list[str] | None, shared: dict[str, Shared]) -> str:
