@@ -15,6 +15,7 @@ from gossamer import BadInput, Experiment
 from gossamer.results.report import render
 from gossamer.tasks import Hub, Task
 from gossamer.tasks.data import read_table
+from gossamer.tasks.summary import summary
 
 
 def hub(path: Path, **settings: Any) -> Task:
@@ -60,6 +61,16 @@ def test_hidden_words_are_refused(tmp_path: Path, hidden: str) -> None:
         match=rf"2 of 4 test samples .* no training sample has, '{hidden or ''}' \(2\)".replace("?", r"\?"),
     ):
         hub(tmp_path)
+
+
+@pytest.mark.parametrize("placeholder", [-1, "?", ""])
+def test_placeholders_among_the_training_labels_are_said(tmp_path: Path, placeholder: Any) -> None:
+    """They may be classes, as -1 is in {-1, 1}; they are the first ones in the line."""
+    kinds = [placeholder, *range(10)] if placeholder == -1 else [placeholder, *"abcdefghij"]
+    drawn(110, 0, kinds * 10).write_parquet(tmp_path / "train.parquet")
+    line = summary(hub(tmp_path))["line"]
+    first = repr(placeholder) if placeholder == "" else str(placeholder)
+    assert f"11 classes ({first}, {kinds[1]}, {kinds[2]} and 8 more)" in line
 
 
 def test_words_in_one_split_and_numbers_in_another_are_refused(tmp_path: Path) -> None:
