@@ -140,6 +140,7 @@ def test_data_in_place_of_names_are_refused(tmp_path: Path, text: str, columns: 
         "0,1,label\n0.5,1.5,0\n2.5,3.5,1\n" * 2,  # "label" is no number
         "2019,2020,2021\n5,6,0\n7,8,1\n",  # years
         "0,1,2\n0.5,1.5,0\n2.5,3.5,1\n",  # pandas, without names
+        "400,402.5,405,kind\n0.5,0.6,0.7,x\n0.1,0.2,0.3,y\n",  # wavelengths
         "id,2019,2021\n1,6,0\n2,8,1\n",
         "word,kind\nword,noun\nrun,verb\n",
         ",0,1\n0,0.5,1.5\n1,2.5,3.5\n",  # pandas, with its index

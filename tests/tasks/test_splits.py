@@ -250,6 +250,15 @@ def test_classes_with_names_of_splits_are_not_taken_for_splits(tmp_path: Path) -
     assert (len(task.train[1]) + len(task.test[1]), task.classes) == (6, ["car", "train"])
 
 
+def test_patterns_choose_images(tmp_path: Path) -> None:
+    for folder in ("one", "two", "three"):
+        for number in range(3):
+            paint(tmp_path / folder / "ant" / f"{number}.png", number)
+    task = pictures(tmp_path, train="one/*", test="two/*")
+    assert (len(task.train[1]), len(task.test[1])) == (3, 3)
+    assert "not read: three/ant/0.png, three/ant/1.png, three/ant/2.png" in said(task)
+
+
 def test_tables_next_to_images_are_refused_and_texts_are_named(tmp_path: Path) -> None:
     for number in range(4):
         paint(tmp_path / "ant" / f"{number}.png", number)

@@ -314,14 +314,15 @@ def _with_header(table: pl.DataFrame, path: Path) -> pl.DataFrame:
     """A table whose columns have names. BadInput if the first line of the file has data, like the lines below it.
 
     It has data if the names of all columns of numbers are numbers (or blank, for a missing value); without such columns, if
-    each name is also a value of its column. Numbers that count up by one, which pandas writes for columns without names,
-    are names."""
+    each name is also a value of its column. Numbers in equal steps are names: those that pandas writes for columns without
+    names, years, wavelengths."""
     names = {column: re.sub(r"_duplicated_\d+$", "", column) for column in table.columns}
     numeric = [names[column] for column in table.columns if is_numeric(table[column]) and names[column]]
     if numeric:
         values = [_number(name) for name in numeric]
         numbers = [value for value in values if value is not None]
-        counts = len(numbers) > 1 and all(later == value + 1 for value, later in itertools.pairwise(numbers))
+        steps = {round(later - value, 9) for value, later in itertools.pairwise(numbers)}
+        counts = steps == {1.0} or (len(numbers) > 2 and len(steps) == 1 and steps != {0.0})
         is_data = len(numbers) == len(values) and not counts
     else:
         is_data = len(table) > 1 and all(names[column] in table[column] for column in table.columns)

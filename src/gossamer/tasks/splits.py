@@ -120,7 +120,7 @@ def find(root: Path, train: str = "train", test: str = "test") -> Files:
             raise BadInput(
                 f"task.{field}: {root} has no rows of the split {name!r}; accepted: a split with rows"
             )
-    _check_kinds(files, kinds)
+    _check_kinds(files, kinds, train)
     if both := set(files.train) & set(files.test):
         problem = f"{files.name(min(both))} is in both splits"
         raise BadInput(f"task.test: {problem}; accepted: other names or patterns in task.train and task.test")
@@ -177,8 +177,8 @@ def _split(root: Path, path: Path, asked: Collection[str]) -> str | None:
     return split_of(path.relative_to(root).parts, asked)
 
 
-def _check_kinds(files: Files, kinds: Mapping[Path, str]) -> None:
-    """Refuse files of several kinds, and images of no split next to images of splits."""
+def _check_kinds(files: Files, kinds: Mapping[Path, str], train: str) -> None:
+    """Refuse files of several kinds, and images of no split next to images of splits, unless a pattern chose them."""
     by_kind: dict[str, list[str]] = {}
     for path in (*files.train, *files.test):
         by_kind.setdefault(kinds[path], []).append(files.name(path))
@@ -191,7 +191,7 @@ def _check_kinds(files: Files, kinds: Mapping[Path, str]) -> None:
     loose = [
         path for path in files.aside if kinds.get(path) == "image" and _split(files.root, path, ()) is None
     ]
-    if loose and "image" in by_kind:
+    if loose and "image" in by_kind and not _is_pattern(train):
         problem = f"images of no split ({some(map(files.name, loose))}) next to images of splits"
         raise BadInput(f"task: {files.root} has {problem}; accepted: all of them in splits, or {cure}")
 

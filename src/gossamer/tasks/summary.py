@@ -205,7 +205,7 @@ def _line(task: Task, record: dict[str, Any], classes: list[str] | None, shared:
     if classes is None:
         outputs = f"targets {record['targets']['dtype']} {record['targets']['shape']}"
     else:
-        outputs = f"{len(classes)} classes ({some(classes)})"
+        outputs = f"{len(classes)} class{'es' if len(classes) > 1 else ''} ({some(classes)})"
     overlaps = [_overlap(name, found, numbers[name], numbers["train"]) for name, found in shared.items()]
     facts = [f"{source}{', '.join(sets)}{drawn}", f"inputs {', '.join(kinds)}, {outputs}", *overlaps]
     return "data: " + "; ".join([*facts, *record["remarks"]])
