@@ -148,7 +148,7 @@ def test_invalid_descriptions_are_refused(spec: dict[str, Any], problem: str) ->
     [
         ("phone,1\n", r"no column node, seconds_per_step; accepted: a header of node, seconds_per_step"),
         ("node,seconds_per_step\n", "no line after the header"),
-        ("node,seconds_per_step\na,\n", "no line with both values; accepted: one or more"),
+        ("node,seconds_per_step\na,\n", "'seconds_per_step': None}; accepted: both values in each line"),
         ("node,seconds_per_step\na,-1\n", r"-1\.0}; accepted: finite numbers from 0"),
         ("node,seconds_per_step\na,nan\n", r"nan}; accepted: finite numbers from 0"),
     ],

@@ -209,3 +209,17 @@ def test_numbers_naming_sites_are_not_read_as_latencies(tmp_path: Path) -> None:
     path_01 = conditions.path(0, 1)
     assert path_01 is not None
     assert path_01.latency_s == 0.010
+
+
+def test_numbers_that_may_be_names_of_sites_are_refused(tmp_path: Path) -> None:
+    """Sites 7, 8 and 9: as a matrix of four sites, 7 ms would be a latency."""
+    path = tmp_path / "latency.csv"
+    path.write_text(",7,8,9\n7,0.5,10,20\n8,30,0.5,40\n9,50,60,0.5\n")
+    with pytest.raises(
+        BadInput, match=r"latency.csv: only the first cell of the diagonal is blank, so the first line may h"
+    ):
+        Matrix(latency_ms=path).conditions(4, 1)
+    path.write_text(",0,1\n0,0.5,10\n1,30,0.5\n")  # as pandas writes a matrix
+    found = Matrix(latency_ms=path).conditions(2, 1).path(0, 1)
+    assert found is not None
+    assert found.latency_s == 0.01

@@ -171,3 +171,14 @@ def test_invalid_changes_are_refused(fields: dict[str, Any], problem: str) -> No
     }
     with pytest.raises(BadInput, match=problem):
         build("network", spec).conditions(3, 1)  # type: ignore[attr-defined]
+
+
+def test_an_optional_column_with_another_name_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("rank,time_s,uplink_mbps,downlink_mbps,latency_s\n0,0,1,1,0.1\n")
+    with pytest.raises(
+        BadInput, match=r"column 'latency_s' \(did you mean 'latency_ms'\?\); accepted: downlink_mbps, la"
+    ):
+        build("network", {"name": "trace", "path": str(path)}).conditions(1, 1)
+    path.write_text("rank,time_s,uplink_mbps,downlink_mbps,comment\n0,0,1,1,tunnel\n")
+    build("network", {"name": "trace", "path": str(path)}).conditions(1, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,3 +80,16 @@ def test_model_factory_must_return_a_module(
     monkeypatch.setattr(setup, "load_task", lambda *_: task)
     with pytest.raises(BadInput, match=f"^{message}$"):
         prepare(Experiment.parse(SMALL))
+
+
+def test_nodes_without_neighbours_are_named(tmp_path: Path) -> None:
+    """A file whose ranks count from 1."""
+    path = tmp_path / "edges.txt"
+    path.write_text("1 2\n2 3\n3 4\n4 5\n5 1\n")
+    fields: dict[str, Any] = {"nodes": 6, "task": "digits", "algorithm": "d-psgd", "stop": {"rounds": 1}}
+    topology = {"name": "edge-list", "path": str(path), "allow_disconnected": True}
+    notes = prepare(Experiment(**fields, topology=topology)).notes()
+    assert "topology: nodes without neighbours: 0 (ranks count from 0)" in notes
+    assert not any("neighbours" in note for note in prepare(Experiment(**fields, topology="ring")).notes())
+    local = prepare(Experiment(**{**fields, "algorithm": "local"}, topology=topology)).notes()
+    assert not any("neighbours" in note for note in local)

@@ -161,3 +161,17 @@ def test_run_with_another_or_no_finite_model_is_refused(origin: Run, tmp_path: P
         prepare(experiment(initial={"from": str(tmp_path / "nan")}))
     with pytest.raises(BadInput, match="not finite"):
         prepare(experiment(initial={"from": str(tmp_path / "nan"), "rank": 0}))
+
+
+@pytest.mark.parametrize(("value", "lost"), [(1 + 2**-40, True), (1.5, False)])
+def test_rounded_weights_are_said(tmp_path: Path, value: float, lost: bool) -> None:
+    state = Net(FEATURES).double().state_dict()
+    state["last.weight"].fill_(value)
+    for name in ("norm.weight", "norm.bias", "last.bias", "norm.running_mean", "norm.running_var"):
+        state[name].fill_(0.5)
+    save_file(state, tmp_path / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    notes = prepare(experiment(initial={"from": str(path)})).notes()
+    said = f"initial.from: {path}: 'last.weight' is float64, and was rounded to float32"
+    assert (said in notes) is lost
+    assert sum("rounded" in note for note in notes) == lost

@@ -220,3 +220,42 @@ def test_users_without_samples_are_refused(tmp_path: Path) -> None:
         (tmp_path / split / "all.json").write_text(json.dumps({"user_data": {"ann": {"x": [], "y": []}}}))
     with pytest.raises(BadInput, match="no user has samples"):
         loaded(tmp_path, "femnist")
+
+
+@pytest.mark.parametrize(
+    ("name", "user", "message"),
+    [
+        (
+            "leaf-synthetic",
+            {"x": [[1, 2, 3, float("nan")]], "y": [0]},
+            "user user9: ValueError: inputs that are not finite",
+        ),
+        (
+            "leaf-synthetic",
+            {"x": [[1, 2, 3, 4]], "y": [0.7]},
+            "user user9: ValueError: the class 0.7, which is no whole n",
+        ),
+        (
+            "leaf-synthetic",
+            {"x": [[1, 2, 3, 4]], "y": [0, 1]},
+            "user user9: ValueError: 1 inputs and 2 targets",
+        ),
+        # Two halves of an image would become one.
+        ("femnist", {"x": [[0.5] * 392] * 2, "y": [0, 1]}, "user user9: ValueError: 1 inputs and 2 targets"),
+    ],
+)
+def test_samples_that_would_be_changed_are_refused(
+    tmp_path: Path, name: str, user: Any, message: str
+) -> None:
+    folder = written(tmp_path, name)
+    (folder / "train" / "more.JSON").write_text(json.dumps({"user_data": {"user9": user}}))
+    with pytest.raises(BadInput, match=f"more.JSON, {message}"):
+        loaded(folder, name)
+
+
+def test_leaf_files_are_in_the_record(tmp_path: Path) -> None:
+    task = loaded(written(tmp_path, "femnist"), "femnist")
+    assert task.provenance is not None
+    files = {split: [path.name for path in paths] for split, paths in task.provenance.files.items()}
+    assert files == {"train": ["all_data_0.json", "all_data_1.json"], "test": ["all_data_0.json"]}
+    assert task.provenance.test == "the folder test, all users together"

@@ -104,3 +104,28 @@ def test_invalid_matrix_is_named(tmp_path: Path, text: str, problem: str) -> Non
     message = str(raised.value)
     assert message.startswith(f"topology.path: {path.resolve()}")
     assert message.endswith(problem)
+
+
+@pytest.mark.parametrize("directed", [False, True])
+def test_lists_of_neighbours_are_not_read_as_edges(tmp_path: Path, directed: bool) -> None:
+    """DecentralizePy's .adj file of a ring of 5, without its first line: line i has the neighbours of node i. As edges, the
+    lines are another ring: 0-2, 2-4, 4-1, 1-3, 3-0."""
+    path = tmp_path / "ring5.txt"
+    path.write_text("1 4\n0 2\n1 3\n2 4\n3 0\n")
+    with pytest.raises(
+        BadInput, match=r"ring5.txt: each line i has two nodes whose lines have i, as in a list of the neigh"
+    ):
+        draw(EdgeList(path=path, directed=directed), 5)
+    if not directed:
+        path.write_text("0 2\n1 4\n1 3\n2 4\n3 0\n")  # the same edges in another order
+        assert draw(EdgeList(path=path), 5) == Graph(5, [(0, 2), (2, 4), (1, 4), (1, 3), (0, 3)])
+
+
+def test_edges_in_their_usual_order_are_no_lists_of_neighbours(tmp_path: Path) -> None:
+    path = tmp_path / "edges.txt"
+    for nodes in range(3, 9):
+        ring = [(i, (i + 1) % nodes) for i in range(nodes)]
+        path.write_text("".join(f"{i} {j}\n" for i, j in ring))
+        assert draw(EdgeList(path=path), nodes) == Graph(nodes, ring)
+    path.write_text("1 2\n0 2\n0 1\n")  # a triangle either way
+    assert draw(EdgeList(path=path), 3) == Graph(3, [(0, 1), (0, 2), (1, 2)])

@@ -13,8 +13,7 @@ import polars as pl
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, register
-from gossamer.errors import BadInput
-from gossamer.network.inputs import SomeNodes, check_ranks, for_each, nested, read_csv
+from gossamer.network.inputs import SomeNodes, check_ranks, check_rows, for_each, nested, read_csv
 from gossamer.randomness import generator
 
 SECONDS_PER_HOUR = 3600.0
@@ -98,9 +97,9 @@ class StepTrace(ComputeProfile):
     def _devices(self) -> list[list[float]]:
         """The times of each device."""
         columns = {"node": pl.String, "seconds_per_step": pl.Float64}
-        table = read_csv(self.path, "compute.path", columns).drop_nulls()
-        if table.is_empty():
-            raise BadInput(f"compute.path: {self.path}: no line with both values; accepted: one or more")
+        table = read_csv(self.path, "compute.path", columns)
+        whole = pl.all_horizontal(pl.all().is_not_null())
+        check_rows(table, whole, f"compute.path: {self.path}", "both values in each line")
         by_device = table.group_by("node", maintain_order=True).agg("seconds_per_step")
         return by_device["seconds_per_step"].to_list()
 

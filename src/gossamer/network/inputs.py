@@ -15,7 +15,7 @@ from polars import selectors
 from pydantic import Field, NonNegativeInt, model_validator
 
 from gossamer.config.registry import Component
-from gossamer.errors import BadInput, first_line, listed
+from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import generator
 
 
@@ -91,6 +91,9 @@ def read_csv(
     if lacking := missing - set(optional):
         accepted = f"a header of {listed(columns)}"
         raise BadInput(f"{field}: {path}: no column {listed(lacking)}; accepted: {accepted}")
+    for column in set(cells.columns) - columns.keys():
+        if near := suggest(column, missing):
+            raise BadInput(f"{field}: {path}: column {column!r}{near}; accepted: {listed(columns)}")
     cells = cells.with_columns(pl.lit(None, pl.String).alias(name) for name in missing)
     if cells.is_empty():
         raise BadInput(f"{field}: {path}: no line after the header; accepted: one or more")

@@ -148,6 +148,10 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
     if not (top or left) and len(cells) == cells.width:
         numbered = [None, *range(len(cells) - 1)]  # the names that pandas writes
         top = left = int(list(numbers.row(0)) == numbered == numbers.to_series(0).to_list())
+        blank, same = np.isnan(numbers.to_numpy().diagonal()), numbers.row(0) == tuple(numbers.to_series(0))
+        if not top and same and blank[0] and not blank[1:].any() and len(blank) > 1:
+            problem = "only the first cell of the diagonal is blank, so the first line may have names"
+            raise BadInput(f"{field}: {path}: {problem}; accepted: names that are words, or a whole diagonal")
     if words[top:, left:].any():
         raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
     matrix = numbers.to_numpy()[top:, left:]

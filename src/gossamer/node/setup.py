@@ -65,6 +65,8 @@ class Setup:
     message_limit: int  # the largest message that a node accepts, bytes
     trainer: str  # name of the trainer, never "auto"
     trainer_note: str  # why "auto" did not take another one, if so
+    data: dict[str, Any]  # what the task's data are, before poisons; see gossamer.tasks.summary
+    remarks: Sequence[str] = ()  # sentences for the user about choices made while files were read
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
@@ -98,13 +100,16 @@ class Setup:
 
     def notes(self) -> list[str]:
         """Sentences for the user about the choices that were made."""
-        experiment, notes = self.experiment, list[str]()
+        experiment, notes = self.experiment, [self.data["line"], *self.remarks]
         if experiment.engine.trainer == "auto":
             notes.append(
                 f"trainer: {self.trainer}" + (f" ({self.trainer_note})" if self.trainer_note else "")
             )
         if experiment.codec is not None and (what := experiment.algorithm.unencoded(self.topology)):
             notes.append(f"{experiment.algorithm.name_of()} sends {what} without the codec")
+        if alone := self._without_neighbours():
+            named = listed(map(str, alone)) if len(alone) < 10 else f"{len(alone)} of {experiment.nodes}"
+            notes.append(f"topology: nodes without neighbours: {named} (ranks count from 0)")
         if experiment.evaluation.of == "round" and experiment.algorithm.ends_with_steps():
             notes.append(
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
@@ -113,6 +118,16 @@ class Setup:
         if not_known := self.fingerprint["unknown"]:
             notes.append(f"not fingerprinted: {listed(not_known)}; gossamer does not notice if it changes")
         return notes
+
+    def _without_neighbours(self) -> list[int]:
+        """The nodes that have no link, in a fixed graph that may have such nodes."""
+        mixing, topology = mixing_of(self.experiment), self.topology
+        own_graph = mixing is not None and mixing.links is not TopologySchedule.graph
+        if own_graph or topology.sampled or not topology.static:
+            return []
+        graph = topology.graph(0)
+        ranks = range(graph.nodes) if graph.nodes > 1 else ()
+        return [rank for rank in ranks if not (graph.neighbors(rank, "out") or graph.neighbors(rank, "in"))]
 
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""
@@ -123,6 +138,7 @@ class Setup:
             "parameters": self.layout.size,
             "trainer": self.trainer,
             "trainer_note": self.trainer_note,
+            "data": self.data,
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),

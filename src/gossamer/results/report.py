@@ -96,6 +96,7 @@ def render(
         experiment=(runs[0].path / "experiment.yaml").read_text(encoding="utf-8"),
         environment=json.dumps(runs[0].environment, indent=1, ensure_ascii=False),
         compared=compared,
+        read=list(dict.fromkeys(line for run in runs if (line := run.setup.get("data", {}).get("line")))),
         quantiles=any(run.nodes > MAX_LINES for run in runs),
         differing=_differing(groups),
         style=_PAGE.joinpath("report.css").read_text(encoding="utf-8"),

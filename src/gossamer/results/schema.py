@@ -67,6 +67,12 @@ class MixingField(TypedDict):
     uses_topology: bool
 
 
+class DataField(TypedDict, total=False):
+    """``data`` in ``setup.json``: what was read (:mod:`gossamer.tasks.summary`); ``line`` says it in words."""
+
+    line: str
+
+
 class SetupFile(TypedDict, total=False):
     """``setup.json``, from :meth:`gossamer.node.Setup.description`: ``samples`` is [nodes], ``labels`` is [nodes][classes],
     ``evaluation_samples`` has the numbers of used and of all samples of each evaluation set, ``poisoned`` the ranks of each
@@ -75,6 +81,7 @@ class SetupFile(TypedDict, total=False):
     nodes: Nodes
     directed: bool
     parameters: Count | None
+    data: DataField
     samples: list[Count]
     labels: list[list[Count]] | None
     classes: list[str] | None

@@ -16,7 +16,7 @@ from torch import nn
 from gossamer import files
 from gossamer.codecs.sparsify import count_of
 from gossamer.config import Experiment, Processes, Simulate, WarmStart
-from gossamer.config.registry import names
+from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import fingerprint
@@ -34,6 +34,7 @@ from gossamer.reads import noting
 from gossamer.results.run import load_run, model_of
 from gossamer.runtime.memory import check_address_space, check_memory
 from gossamer.tasks import Task, label_counts, load_task, poisoned
+from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
 
 
@@ -62,8 +63,10 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
             f"nodes: got {nodes}, which leaves {algorithm.name_of()} no node with data; accepted: more"
         )
     task = load_task(experiment.task, experiment.data_root, seed)
+    data = summary(task)
     layout = _layout(task, seed)
-    warm_start = _warm_start(experiment, task, layout)
+    remarks: list[str] = []
+    warm_start = _warm_start(experiment, task, layout, remarks)
     check_memory(experiment, layout)
     task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
@@ -74,7 +77,12 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     samples = [len(part) for part in parts]
     topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
     topology.check()
-    other_task = partial(load_task, data_root=experiment.data_root, seed=seed)
+
+    def other_task(component: Component) -> Task:
+        other = load_task(component, experiment.data_root, seed)
+        remarks.append(f"poison, {summary(other)['line']}")
+        return other
+
     first_graph = partial(_first_graph, topology)
     task, parts, poisoned_ranks = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
     if (remaining := [len(part) for part in parts]) != samples:
@@ -109,6 +117,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         message_limit=_message_limit(experiment, layout),
         trainer=trainer,
         trainer_note=trainer_note,
+        data=data,
+        remarks=remarks,
         poisoned=poisoned_ranks,
         warm_start=warm_start,
     )
@@ -134,8 +144,8 @@ def resolved(experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"initial": start.model_copy(update={"path": path, "crc32": crc})})
 
 
-def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | None:
-    """The model from another run or a file with which all nodes start, if any."""
+def _warm_start(experiment: Experiment, task: Task, layout: Layout, remarks: list[str]) -> Model | None:
+    """The model from another run or a file with which all nodes start, if any. ``remarks`` gets what it lost."""
     start = resolved(experiment).initial
     if not isinstance(start, WarmStart):
         return None
@@ -168,6 +178,9 @@ def _warm_start(experiment: Experiment, task: Task, layout: Layout) -> Model | N
                     f"{source}: {field.name!r} has values that are not finite; accepted: finite ones"
                 )
             field.of(vector).copy_(tensor)
+            if (field.of(vector).to(tensor.dtype) != tensor).any():
+                kind = str(tensor.dtype).removeprefix("torch.")
+                remarks.append(f"{source}: {field.name!r} is {kind}, and was rounded to float32")
     return model
 
 

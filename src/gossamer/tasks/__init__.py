@@ -7,6 +7,7 @@ from gossamer.tasks.leaf import Shakespeare
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts
 from gossamer.tasks.poison import LabelFlip, Patch, Poison, TextTrigger, Tint, poisoned
+from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.synthetic import LeastSquares, Synthetic
 from gossamer.tasks.task import (
     ExpMean,
@@ -30,6 +31,7 @@ __all__ += [
     "Partition",
     "Patch",
     "Poison",
+    "Provenance",
 ]
 __all__ += ["RootMean", "Shakespeare", "Shards", "Sizes", "Synthetic", "Task", "TaskSource", "TextTrigger"]
 __all__ += ["Tint", "TinyMem", "accuracy", "label_counts", "load_task", "model_factory", "poisoned"]

@@ -11,11 +11,15 @@ import gzip
 import hashlib
 import importlib
 import io
+import itertools
 import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,15 +36,21 @@ from gossamer.errors import BadInput, first_line
 from gossamer.files import cache_folder
 from gossamer.randomness import SHARED, generator
 from gossamer.reads import note
+from gossamer.tasks import splits
+from gossamer.tasks.provenance import Provenance
 
 log = logging.getLogger("gossamer")
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")  # a data file can't invoke Pillow's rarer decoders
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # a data file can't invoke Pillow's rarer decoders
 VERSION = 2  # increased when decoding changes, so that arrays cached by an older version are not used
 
-DATA = ("*.parquet", "*.arrow", "*.csv", "*.jsonl", "*.txt", "*.txt.gz")
-"""File types of tables. The first type that a folder contains is used."""
-IMAGES = ("*.png", "*.jpg", "*.jpeg", "*.webp", "*.bmp")
+DATA = tuple(f"*.{end}" for kind, ends in splits.KINDS.items() if kind != "image" for end in ends)
+"""Names of files of tables."""
+IMAGES = tuple(f"*.{case}" for end in splits.KINDS["image"] for case in (end, end.upper()))
+"""Names of images. (A download from the hub is by exact names.)"""
+
+_GREY = ("1", "L", "LA", "La")  # Pillow's modes of grey images of at most 8 bits
+_DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # of more bits, which Pillow would clip to 255
 
 
 class Source(BaseModel):
@@ -80,29 +90,52 @@ Arrays = dict[str, Shaped[np.ndarray, "rows ..."]]
 
 def image_decoder(height: int, width: int, channels: int, resize: bool = False) -> Decoder:
     """A decoder of a column of encoded images to uint8 pixels; 1 channel is grey, 3 are colour. Images of
-    other sizes are resized or refused."""
+    other sizes are resized or refused; those of another mode are converted, and lose transparency."""
 
     def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
         package("PIL", "'gossamer[data]'", "pillow")
-        from PIL import Image
-
         if not is_image(column):
             raise BadInput(f"{where}: {column.dtype}; accepted: images")
         pixels = np.empty((len(column), height, width, channels), np.uint8)
-        for row, data in enumerate(column.struct.field("bytes")):
+        for row, (data, name) in enumerate(_encoded(column)):
             try:
-                with Image.open(io.BytesIO(data or b""), formats=FORMATS) as image:
+                with opened(data) as image:
                     if image.size != (width, height) and not resize:
                         raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
+                    if image.mode in _DEEP:
+                        raise ValueError(f"more than 8 bits per pixel and channel (mode {image.mode})")
+                    if image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
+                        raise ValueError(f"{frames} frames")
                     colours = image.convert("L" if channels == 1 else "RGB")
                     fitted = colours if image.size == (width, height) else colours.resize((width, height))
                     pixels[row].flat = np.asarray(fitted).flat
             except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
-                accepted = f"{width}x{height} pixels as {', '.join(FORMATS)}"
-                raise BadInput(f"{where}, row {row}: {first_line(error)}; accepted: {accepted}") from error
+                named = "" if name is None else f" ({name})"
+                size = "" if resize else f"{width}x{height} pixels as "
+                accepted = f"{size}one frame of {', '.join(FORMATS)}"
+                problem = f"{where}, row {row}{named}: {_without_object(error)}"
+                raise BadInput(f"{problem}; accepted: {accepted}") from error
         return pixels
 
     return decode
+
+
+def opened(data: bytes | None) -> Any:
+    """An encoded image, opened by Pillow but not decoded yet."""
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data or b""), formats=FORMATS)
+
+
+def _encoded(column: pl.Series) -> Iterator[tuple[bytes | None, str | None]]:
+    """The bytes and the file's name, if any, of each image of a column."""
+    names = column.struct.field("path") if "path" in column.struct.fields else [None] * len(column)
+    return zip(column.struct.field("bytes"), names, strict=True)
+
+
+def _without_object(error: Exception) -> str:
+    """The first line of an error without an address in memory."""
+    return re.sub(r" <_io\.BytesIO[^>]*>", "", first_line(error))
 
 
 def is_image(column: pl.Series) -> bool:
@@ -115,15 +148,24 @@ def is_numeric(column: pl.Series) -> bool:
     return column.dtype.is_numeric() or column.dtype == pl.Boolean
 
 
-def image_shape(column: pl.Series) -> tuple[int, int, int]:
-    """Height, width and channels of a column's first image; 32x32 pixels in colour if it can't be read."""
-    try:
-        from PIL import Image
+@dataclass(frozen=True)
+class ImageShapes:
+    """The sizes (height, width) and the modes of a column of images: grey or colour, with the number of each."""
 
-        with Image.open(io.BytesIO(column.struct.field("bytes")[0]), formats=FORMATS) as image:
-            return image.height, image.width, 1 if image.mode in ("1", "L", "I", "I;16") else 3
-    except (ImportError, OSError, TypeError):  # decoding will report it
-        return 32, 32, 3
+    sizes: Counter[tuple[int, int]]
+    grey: int
+    colour: int
+
+
+def image_shapes(column: pl.Series) -> ImageShapes:
+    """The shapes of all images of a column. Those that can't be opened are left out; decoding will name them."""
+    package("PIL", "'gossamer[data]'", "pillow")
+    sizes, colours = Counter[tuple[int, int]](), Counter[bool]()
+    for data, _ in _encoded(column):
+        with suppress(OSError, SyntaxError, ValueError), opened(data) as image:
+            sizes[image.height, image.width] += 1
+            colours[image.mode not in (*_GREY, *_DEEP)] += 1
+    return ImageShapes(sizes, colours[False], colours[True])
 
 
 def label_decoder(classes: int) -> Decoder:
@@ -198,6 +240,16 @@ def _hashes(folder: Path | None) -> list[tuple[str, str]]:
         ) from None
 
 
+def hub_provenance(
+    hub_id: str, data_root: Path | None, names: Sequence[str], test: str, remarks: Sequence[str] = ()
+) -> Provenance:
+    """The provenance of :func:`hub_dataset`. Without a data root, the files may be in the cache only, and are not named."""
+    folder = None if data_root is None else hub_folder(hub_id, data_root)
+    files = {} if folder is None else {name: split_files(folder, name) for name in names}
+    source = f"{hub_id} of the Hugging Face hub" if folder is None else str(folder)
+    return Provenance(source, test, {"all": files["train"]} if len(files) == 1 else files, remarks)
+
+
 def hub_folder(
     hub_id: str,
     data_root: Path | None,
@@ -227,47 +279,84 @@ def hub_folder(
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
-def read_split(root: Path, split: str, *others: str) -> pl.DataFrame:
-    """The rows of a split, from Parquet, Arrow (as saved by ``datasets``), CSV or JSON Lines files, texts
-    (one row per file, ``text``) or images (``image``, and ``label``, the folder's name). Empty if there is no
-    such split. ``others`` are further splits that the folder may have.
-
-    A file's split is the first word of its name or of the name of a parent folder. If nothing is named
-    ``train``, the files of no other split are for training. BadInput for a file that can't be read."""
-    kinds = [[pattern] for pattern in DATA] + [list(IMAGES)]
-    paths = [root] if root.is_file() else []
-    for patterns in kinds:
-        paths = paths or [path for pattern in patterns for path in root.rglob(pattern)]
-    paths = sorted(path for path in paths if not path.name.startswith("cache-"))  # of datasets
-    words = {path: {re.split(r"[-_.]", part)[0] for part in path.relative_to(root).parts} for path in paths}
-    chosen = [path for path in paths if split in words[path]]
-    if split == "train" and not chosen:
-        chosen = [path for path in paths if not words[path] & {"test", "validation", *others}]
-    tables = [_read_table(path) for path in chosen]
+def read_split(root: Path, split: str) -> pl.DataFrame:
+    """The rows of a split of a data set of the hub; empty if there are none. If no file is named ``train``, those of no
+    split are for training. BadInput for a file that can't be read."""
+    tables = [read_table(path) for path in split_files(root, split)]
     return pl.concat(tables) if tables else pl.DataFrame()
 
 
-def _read_table(path: Path) -> pl.DataFrame:
+def split_files(root: Path, split: str) -> list[Path]:
+    """The Parquet files of a split of a data set of the hub, in order."""
+    paths = sorted(root.rglob("*.parquet"))
+    of = {path: splits.split_of(path.relative_to(root).parts, (split,)) for path in paths}
+    found = [path for path in paths if of[path] == split]
+    return found or [path for path in paths if split == "train" and of[path] is None]
+
+
+def read_table(path: Path) -> pl.DataFrame:
+    """The rows of one file: a table, or a text (one row, ``text``). BadInput for a file that can't be read, or whose first
+    line has data in place of names."""
     try:
-        match path.suffix:
-            case ".parquet":
+        match path.name.lower().rpartition(".")[2]:
+            case "parquet":
                 return pl.read_parquet(path)
-            case ".arrow":
+            case "arrow":
                 return pl.read_ipc_stream(path)
-            case ".csv":
-                return pl.read_csv(path, infer_schema_length=None)
-            case ".jsonl":
+            case "csv":
+                return _with_header(pl.read_csv(path, infer_schema_length=None), path)
+            case "jsonl":
                 return pl.read_ndjson(path, infer_schema_length=None)
-            case ".txt":
-                return pl.DataFrame({"text": [path.read_bytes().decode()]})
-            case ".gz" if path.match("*.txt.gz"):
+            case "gz":
                 return pl.DataFrame({"text": [gzip.decompress(path.read_bytes()).decode()]})
-            case suffix if f"*{suffix}" in IMAGES:
-                image = [{"bytes": path.read_bytes(), "path": path.name}]
-                return pl.DataFrame({"image": image, "label": [path.parent.name]})
+            case _:
+                return pl.DataFrame({"text": [path.read_bytes().decode()]})
     except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadInput(f"{path} can't be read ({first_line(error)}); accepted: a whole file") from error
-    raise BadInput(f"{path}: a file that can't be read; accepted: {', '.join((*DATA, *IMAGES))}")
+
+
+def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFrame:
+    """Image files as rows ``image`` (encoded, as the hub stores them) and ``label``, the folder's name."""
+    try:
+        images = [{"bytes": path.read_bytes(), "path": name(path)} for path in paths]
+    except OSError as error:
+        raise BadInput(
+            f"{error.filename} can't be read ({first_line(error)}); accepted: a whole file"
+        ) from error
+    encoded = pl.Struct({"bytes": pl.Binary, "path": pl.String})
+    labels = [path.parent.name for path in paths]
+    return pl.DataFrame([pl.Series("image", images, dtype=encoded), pl.Series("label", labels)])
+
+
+def _with_header(table: pl.DataFrame, path: Path) -> pl.DataFrame:
+    """A table whose columns have names. BadInput if the first line of the file has data, like the lines below it.
+
+    It has data if the names of all columns of numbers are numbers (or blank, for a missing value); without such columns, if
+    each name is also a value of its column. Numbers in equal steps are names: those that pandas writes for columns without
+    names, years, wavelengths."""
+    names = {column: re.sub(r"_duplicated_\d+$", "", column) for column in table.columns}
+    numeric = [names[column] for column in table.columns if is_numeric(table[column]) and names[column]]
+    if numeric:
+        values = [_number(name) for name in numeric]
+        numbers = [value for value in values if value is not None]
+        steps = {round(later - value, 9) for value, later in itertools.pairwise(numbers)}
+        counts = steps == {1.0} or (len(numbers) > 2 and len(steps) == 1 and steps != {0.0})
+        is_data = len(numbers) == len(values) and not counts
+    else:
+        is_data = len(table) > 1 and all(names[column] in table[column] for column in table.columns)
+    if is_data:
+        problem = f"{path}: the first line looks like data ({splits.some(list(names.values()), 6)})"
+        raise BadInput(f"task: {problem}; accepted: a first line with the names of the columns")
+    return table
+
+
+def _number(text: str) -> float | None:
+    """The value of a text that is a number or a truth value."""
+    text = text.strip().lower()
+    try:
+        return float(text == "true") if text in ("true", "false") else float(text)
+    except ValueError:
+        return None
 
 
 def _store(path: Path, arrays: Arrays) -> None:

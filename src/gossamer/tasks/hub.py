@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,15 +12,26 @@ import numpy as np
 import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
-from jaxtyping import Bool, Int64
+from jaxtyping import Int64
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from gossamer.config.registry import imported, register
 from gossamer.config.validation import not_called_with
-from gossamer.errors import BadInput, listed
-from gossamer.tasks import data, language, task
-from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
+from gossamer.errors import BadInput
+from gossamer.tasks import data, language, splits, task
+from gossamer.tasks.provenance import Provenance
+from gossamer.tasks.rows import InTest, Rows, read_rows
+from gossamer.tasks.task import (
+    Metric,
+    ModelField,
+    Pair,
+    Reference,
+    RootMean,
+    Task,
+    TaskSource,
+    for_each,
+)
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
     "classification": (F.cross_entropy, {"accuracy": task.accuracy}),
@@ -29,7 +41,6 @@ LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
 """The named losses, and the metrics for each."""
 
 Owners = Int64[np.ndarray, " _"]
-InTest = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
 
 
 @register("task", "hub")
@@ -72,7 +83,8 @@ class Hub(data.Source, TaskSource):
         if (self.targets is None) != (self.loss == "next-token"):
             problem = f"{self.targets}, with loss {self.loss}"
             raise BadInput(f"task.targets: {problem}; accepted: columns, or next-token")
-        table, in_test = self._table(data_root)
+        rows = self._read(data_root)
+        table, in_test = rows.table, rows.in_test
         owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
         names: list[str] | None = None
         split_purpose: str | None = "hub-split"
@@ -80,7 +92,7 @@ class Hub(data.Source, TaskSource):
             (inputs, targets), owners, in_test, outputs = self._sequences(table, owners, in_test, data_root)
             split_purpose = None  # the first samples are for training
         else:
-            inputs, (targets, names) = self._inputs(table, data_root), self._targets(table)
+            inputs, (targets, names) = self._inputs(rows, data_root), self._targets(rows)
             outputs = len(names) if names else targets.shape[1]
         train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
         if not len(test):
@@ -97,7 +109,21 @@ class Hub(data.Source, TaskSource):
             groups=None if self.owner is None else torch.from_numpy(owners[train]),
             classes=names,
             augment=None if self.augment is None else imported(self.augment, "task.augment"),
+            provenance=self._provenance(rows),
         )
+
+    def _provenance(self, rows: Rows) -> Provenance:
+        files, named = rows.files, rows.files.name
+        if files.test:
+            test, by_split = f"the files of {self.test!r}", {"train": files.train, "test": files.test}
+        else:
+            how = "the last" if self.loss == "next-token" else "drawn,"
+            whose = "the" if self.owner is None else "each owner's"
+            test = f"{how} {1 - self.train_fraction:.3g} of {whose} samples, the same for every seed"
+            by_split = {"all": files.train}
+        aside = [f"not read: {splits.some(map(named, files.aside))}"] if files.aside else []
+        source = self.hub_id or str(files.root)
+        return Provenance(source, test, by_split, [*rows.remarks, *aside])
 
     def _transformed(self, train: Pair, test: Pair) -> tuple[Pair, Pair]:
         """The training and test samples, with transformed inputs."""
@@ -112,40 +138,44 @@ class Hub(data.Source, TaskSource):
         tested = transform(test[0], train[0])
         return (transform(train[0], train[0]), train[1]), (tested, test[1])
 
-    def _table(self, data_root: Path | None) -> tuple[pl.DataFrame, InTest]:
-        """The rows of both splits, and which of them belong to the test split."""
+    def _read(self, data_root: Path | None) -> Rows:
+        """The rows of both splits."""
         root = self.locate(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
         if not root.exists():
             raise BadInput(f"task.path: {root} does not exist; accepted: a file, or a folder of files")
-        train, test = data.read_split(root, self.train, self.test), data.read_split(root, self.test)
-        for field, split, rows in (("train", self.train, train), ("test", self.test, test)):
-            if rows.is_empty() and split != "test":
-                problem = f"{root} has no rows of the split {split!r}"
-                raise BadInput(f"task.{field}: {problem}; accepted: a split with rows")
-        table = pl.concat([rows for rows in (train, test) if len(rows)], how="vertical_relaxed")
-        for field in ("inputs", "targets", "owner"):
-            for column in _listed(getattr(self, field)):
-                if column not in table.columns:
-                    raise BadInput(f"task.{field}: got {column!r}; accepted: {listed(table.columns)}")
-                if count := table[column].null_count():
-                    raise BadInput(f"task.{field}: {count} values of {column!r} are missing; accepted: none")
-        return table, np.arange(len(table)) >= len(train)
+        files = splits.find(root, self.train, self.test)
+        columns = {
+            column: field
+            for field in ("inputs", "targets", "owner")
+            for column in _listed(getattr(self, field))
+        }
+        return read_rows(files, columns)
 
-    def _inputs(self, table: pl.DataFrame, data_root: Path | None) -> Any:
+    def _inputs(self, rows: Rows, data_root: Path | None) -> Any:
         if isinstance(self.inputs, dict):
-            return {argument: self._tensor(table[column]) for argument, column in self.inputs.items()}
+            return {argument: self._tensor(rows, column) for argument, column in self.inputs.items()}
         columns = _listed(self.inputs)
-        first = table[columns[0]]
+        first = rows.table[columns[0]]
         if len(columns) > 1 or data.is_numeric(first):
-            return _features(table, columns, "inputs")
-        return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(first)
+            return _features(rows, columns, "inputs")
+        return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(rows, columns[0])
 
-    def _tensor(self, column: pl.Series) -> Tensor:
+    def _tensor(self, rows: Rows, name: str) -> Tensor:
         """A column of images, numbers or lists of numbers as a tensor."""
-        where = f"task: column {column.name!r}"
+        column, where = rows.table[name], f"task: column {name!r}"
         if data.is_image(column):
-            height, width, channels = data.image_shape(column)
-            size = self.image_size or (height, width)
+            shapes = data.image_shapes(column)
+            if self.image_size is None and len(shapes.sizes) > 1:
+                (common, count), *others = shapes.sizes.most_common()
+                found = splits.some([f"{n:,} of {w}x{h}" for (h, w), n in others])
+                problem = f"{count:,} images of {common[1]}x{common[0]} pixels, {found}"
+                raise BadInput(f"{where}: {problem}; accepted: one size, or task.image_size")
+            if shapes.grey and shapes.colour:
+                rows.remarks.append(
+                    f"{shapes.grey:,} of {len(column):,} images are grey, and became colour images"
+                )
+            size = self.image_size or next(iter(shapes.sizes), (32, 32))
+            channels = 3 if shapes.colour else 1
             pixels = data.image_decoder(*size, channels, resize=self.image_size is not None)(column, where)
             images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
             return images.to(torch.float32).div(255).contiguous()
@@ -154,7 +184,11 @@ class Hub(data.Source, TaskSource):
         except (TypeError, ValueError) as error:
             problem = f"{column.dtype} ({error})"
             raise BadInput(f"{where}: {problem}; accepted: numbers, or lists of one length") from None
-        return values.to(torch.float32 if values.is_floating_point() else torch.int64)
+        if not values.is_floating_point():
+            return values.to(torch.int64)
+        numbers = values.to(torch.float32)
+        rows.check_finite(numbers.numpy(), name, where)
+        return numbers
 
     def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
         """Texts as the arguments of a model of transformers, each [samples, context]."""
@@ -164,16 +198,17 @@ class Hub(data.Source, TaskSource):
         options = {"padding": "max_length", "truncation": True, "max_length": self.context}
         return dict(tokenizer(texts.to_list(), return_tensors="pt", **options))
 
-    def _targets(self, table: pl.DataFrame) -> tuple[Tensor, list[str] | None]:
+    def _targets(self, rows: Rows) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if the targets are classes."""
         columns = _listed(self.targets)
-        column, classes = table[columns[0]], self.loss == "classification"
+        column, classes = rows.table[columns[0]], self.loss == "classification"
         if len(columns) > 1 or self.loss == "regression" or (data.is_numeric(column) and not classes):
-            return _features(table, columns, "targets"), None
+            return _features(rows, columns, "targets"), None
         if column.dtype != pl.String and not classes:
-            return self._tensor(column), None
+            return self._tensor(rows, columns[0]), None
         if column.dtype.is_float() or column.dtype.is_nested():
             raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
+        _check_classes(column, rows.in_test)
         numbers, names = _numbers(column)
         return torch.from_numpy(numbers), names
 
@@ -229,10 +264,27 @@ def _numbers(column: pl.Series) -> tuple[Owners, list[str]]:
     return column.rank("dense").cast(pl.Int64).to_numpy() - 1, [str(value) for value in values]
 
 
-def _features(table: pl.DataFrame, columns: Sequence[str], field: str) -> Tensor:
+def _check_classes(column: pl.Series, in_test: InTest) -> None:
+    """Refuse classes that only the test set has: no model can learn them, and -1, "?" or "" stand for a hidden label."""
+    known = set(column.filter(pl.Series(~in_test)).unique())
+    unknown = [str(value) for value in column.filter(pl.Series(in_test)) if value not in known]
+    if unknown:
+        names = splits.some([f"{name!r} ({count:,})" for name, count in Counter(unknown).most_common()])
+        problem = f"{len(unknown):,} of {in_test.sum():,} test samples are of classes that no training sample has, {names}"
+        accepted = "classes of the training split, or another split as task.test"
+        raise BadInput(f"task.targets: column {column.name!r}: {problem}; accepted: {accepted}")
+
+
+def _features(rows: Rows, columns: Sequence[str], field: str) -> Tensor:
     """Numeric columns side by side, float32 [samples, columns]."""
-    for column in columns:
-        if not data.is_numeric(table[column]):
-            problem = f"{column!r} is {table[column].dtype}"
-            raise BadInput(f"task.{field}: {problem}; accepted: a column of numbers")
-    return torch.from_numpy(table.select(pl.col(columns).cast(pl.Float32)).to_numpy(writable=True))
+    for name in columns:
+        column = rows.table[name]
+        if not data.is_numeric(column):
+            raise BadInput(f"task.{field}: {name!r} is {column.dtype}; accepted: a column of numbers")
+        values = column.cast(pl.Float32)
+        rows.check_finite(values.to_numpy(), name, f"task.{field}")
+        if column.dtype.is_integer() and (
+            rounded := (values.cast(pl.Float64) != column.cast(pl.Float64)).sum()
+        ):
+            rows.remarks.append(f"{rounded:,} whole numbers of {name!r} are rounded to 24 bits (float32)")
+    return torch.from_numpy(rows.table.select(pl.col(columns).cast(pl.Float32)).to_numpy(writable=True))

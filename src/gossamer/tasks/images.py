@@ -17,7 +17,8 @@ from torch import Tensor
 from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
+from gossamer.tasks.data import hub_dataset, hub_provenance, image_decoder, label_decoder
+from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, classification
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
@@ -71,7 +72,12 @@ class ImageClassification(TaskSource):
             pixels, labels = pixels[chosen], labels[chosen]
         augment = None if self.augment is None else imported(self.augment, "task.augment")
         train, test = self._tensors(pixels, labels), self._tensors(*test_images)
-        return classification(self.model, data_root, train, test, self.classes, augment=augment)
+        more = {"augment": augment, "provenance": self.provenance(data_root)}
+        return classification(self.model, data_root, train, test, self.classes, **more)
+
+    def provenance(self, data_root: Path | None) -> Provenance:
+        """Where the images come from."""
+        return hub_provenance(self.hub_id, data_root, tuple(self.rows), "the split 'test'")
 
     def _tensors(
         self, pixels: UInt8[np.ndarray, "samples height width channels"], labels: Int[np.ndarray, " samples"]
@@ -108,6 +114,10 @@ class Digits(ImageClassification):
     mean: ClassVar[float] = 0.0
     std: ClassVar[float] = 1.0
     model: ModelField = Field(default={"name": "mlp", "hidden": [64]}, validate_default=True)
+
+    def provenance(self, data_root: Path | None) -> Provenance:
+        """The embedded images, without files of the user."""
+        return Provenance("scikit-learn's digits", "drawn, the same for every seed")
 
     def read(self, data_root: Path | None) -> tuple[Images, Images]:
         """The embedded images; ``data_root`` is not used."""

@@ -31,11 +31,13 @@ from gossamer.tasks.data import (
     check_text,
     decode_names,
     hub_dataset,
+    hub_provenance,
     image_decoder,
     label_decoder,
     split_by_owner,
 )
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
+from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
 Users = dict[str, tuple[Path, dict[str, Any]]]
@@ -47,10 +49,15 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 """FEMNIST's classes, by number."""
 
 
+def json_files(folder: Path) -> list[Path]:
+    """The JSON files of a folder, in order."""
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() == ".json")
+
+
 def read_users(folder: Path) -> Users:
     """The users of all JSON files of a folder, by name."""
     users: Users = {}
-    for file in sorted(folder.glob("*.json")):
+    for file in json_files(folder):
         try:
             user_data = json.loads(file.read_bytes())["user_data"]
             new: Users = {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in user_data.items()}
@@ -101,6 +108,12 @@ class LeafTask(TaskSource):
         """The arguments offered to the model."""
         return {"shape": tuple(inputs.shape[1:]), "classes": len(self.classes or ())}
 
+    def provenance(self, data_root: Path | None) -> Provenance:
+        """Where the samples come from."""
+        assert self.path is not None
+        files = {name: json_files(self.path / name) for name in ("train", "test")}
+        return Provenance(str(self.path), "the folder test, all users together", files)
+
     def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
         """The training and test samples from the hub; see :func:`divided`."""
         raise BadInput(f"task.path: null, for {self.name_of()}; accepted: LEAF's folder with train and test")
@@ -122,13 +135,18 @@ class LeafTask(TaskSource):
             metrics=self.metrics,
             groups=train[2],
             classes=self.classes,
+            provenance=self.provenance(data_root),
         )
 
     def _joined(self, users: Users) -> Samples:
         pairs = []
         for user, (file, data) in users.items():
             try:
-                pairs.append(self.samples(data["x"], data["y"]))
+                pairs.append(pair := self.samples(data["x"], data["y"]))
+                if len(pair[0]) != len(pair[1]):
+                    raise ValueError(f"{len(pair[0])} inputs and {len(pair[1])} targets")
+                if not pair[0].isfinite().all():
+                    raise ValueError("inputs that are not finite")
             except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
                 accepted = f"samples of {self.name_of()} as LEAF writes them"
                 raise BadInput(
@@ -142,6 +160,8 @@ class LeafTask(TaskSource):
 
 
 def _classes(y: list[Any], count: int) -> Tensor:
+    if fractions := [label for label in y if isinstance(label, float) and not label.is_integer()]:
+        raise ValueError(f"the class {fractions[0]}, which is no whole number")
     numbers = torch.tensor([int(label) for label in y], dtype=torch.int64)
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
         raise ValueError(f"classes from {numbers.min()} to {numbers.max()}, not 0 to {count - 1}")
@@ -164,6 +184,12 @@ class Femnist(LeafTask):
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         return torch.tensor(x, dtype=torch.float32).reshape(-1, 1, 28, 28), _classes(y, len(CHARACTERS))
+
+    def provenance(self, data_root: Path | None) -> Provenance:
+        if self.path is not None:
+            return super().provenance(data_root)
+        whose = f"the last {1 - self.train_fraction:.3g} of each writer's images"
+        return hub_provenance(self.hub_id, data_root, ("train",), whose)
 
     def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
         images, labels = image_decoder(28, 28, 1), label_decoder(len(CHARACTERS))
@@ -351,6 +377,12 @@ class Shakespeare(LeafTask):
             for column, name, length in ((x, "x", LENGTH), (y, "y", 1))
         )
         return texts, following.squeeze(1).to(torch.int64)
+
+    def provenance(self, data_root: Path | None) -> Provenance:
+        if self.path is not None:
+            return super().provenance(data_root)
+        whose = f"the last {1 - self.train_fraction:.3g} of each role's samples"
+        return hub_provenance(self.hub_id, data_root, ("train",), whose)
 
     def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
         columns: dict[str, Decoder] = {

@@ -18,6 +18,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput, first_line
 from gossamer.reads import note
 from gossamer.tasks.data import split_by_owner
+from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import Metric, ModelField, RootMean, Task, TaskSource, model_factory
 
 SITE = "https://files.grouplens.org/datasets/movielens"
@@ -106,6 +107,11 @@ class MovieLens(TaskSource):
                 "accuracy": release.clipped(release.accuracy),
             },
             groups=torch.from_numpy(owners)[train],
+            provenance=Provenance(
+                f"MovieLens {self.release}",
+                f"drawn, {1 - self.train_fraction:.3g} of each user's ratings, the same for every seed",
+                {"all": [path]},
+            ),
         )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
+from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import ModelField, Task, TaskSource, classification, model_factory
 
 
@@ -64,7 +65,9 @@ class Synthetic(TaskSource):
         inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
         names = [str(number) for number in range(self.classes)]
         train, test = (inputs[~in_test], targets[~in_test]), (inputs[in_test], targets[in_test])
-        return classification(self.model, data_root, train, test, names, groups=owner[~in_test])
+        origin = Provenance("generated from the seed", "a tenth of each owner's samples")
+        more = {"groups": owner[~in_test], "provenance": origin}
+        return classification(self.model, data_root, train, test, names, **more)
 
 
 def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:
@@ -120,4 +123,5 @@ class LeastSquares(TaskSource):
             test=draw("least-squares-test", self.test_samples),
             loss=half_mean_square,
             groups=None if self.groups is None else torch.arange(self.samples) % owners,
+            provenance=Provenance("generated from the seed", "drawn from the same distribution"),
         )

@@ -24,6 +24,7 @@ from gossamer.config.registry import Component, ComponentField, FunctionComponen
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause
 from gossamer.reads import noting_opened
+from gossamer.tasks.provenance import Provenance
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
 Augment = Callable[[Any, np.random.Generator], Any]  # (inputs, generator) -> inputs
@@ -96,6 +97,7 @@ class Task:
             and the metrics on each are recorded as ``<set>_loss`` and ``<set>_<name>``.
         augment: (inputs of a batch, NumPy generator) -> augmented inputs. The generator is keyed by seed,
             node and step, so that every engine makes the same draws.
+        provenance: where the data come from, for the run's record.
 
     Raises:
         BadInput: for an argument of the wrong type or shape."""
@@ -108,6 +110,7 @@ class Task:
     groups: Tensor | None = None
     classes: Sequence[str] | None = None
     augment: Augment | None = None
+    provenance: Provenance | None = None
 
     def __init__(
         self,
@@ -121,12 +124,13 @@ class Task:
         *,
         tests: Mapping[str, Pair] | None = None,
         augment: Augment | None = None,
+        provenance: Provenance | None = None,
     ) -> None:
         sets = tests or {}
         if test is not None:
             sets = {"test": test, **{name: pair for name, pair in sets.items() if name != "test"}}
         values = {"model": model, "train": train, "loss": loss, "tests": sets, "metrics": metrics or {}}
-        self.__dict__.update(values, groups=groups, classes=classes, augment=augment)
+        self.__dict__.update(values, groups=groups, classes=classes, augment=augment, provenance=provenance)
         self._check()
 
     @property

@@ -14,6 +14,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.language import IGNORED, METRICS, token_loss
+from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import ModelField, Pair, Task, TaskSource, model_factory
 
 TOKENS = "0123456789^$ _"
@@ -66,6 +67,7 @@ class TinyMem(TaskSource):
             loss=token_loss,
             metrics=METRICS,
             groups=torch.arange(len(self.coefficients)).repeat_interleave(self.samples),
+            provenance=Provenance("generated", "drawn from all starts, the same for every seed"),
         )
 
     def _tokens(

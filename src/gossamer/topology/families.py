@@ -13,6 +13,7 @@ import networkx as nx
 import numpy as np
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
+from jaxtyping import Int
 from pydantic import Field, PositiveInt, field_validator
 
 from gossamer.config.registry import FilePath, register
@@ -254,7 +255,24 @@ class EdgeList(Topology):
         if pairs.shape[1] != 2 or (pairs % 1).any():
             raise BadInput(f"{where}: {pairs.shape[1]} numbers per line; accepted: two ranks per line")
         with located(where):
-            return Graph(nodes, ((int(i), int(j)) for i, j in pairs), directed=self.directed)
+            graph = Graph(nodes, ((int(i), int(j)) for i, j in pairs), directed=self.directed)
+        _check_not_neighbours(pairs.astype(np.int64), graph, where)
+        return graph
+
+
+def _check_not_neighbours(pairs: Int[np.ndarray, "edges 2"], graph: Graph, where: str) -> None:
+    """Refuse a file that may list the two neighbours of node i in line i (DecentralizePy's .adj files, of a graph where every
+    node has two): a line for each node, which names each other, and another graph than the edges in the lines."""
+    if len(pairs) != graph.nodes:
+        return
+    lists = [set(line) for line in pairs.tolist()]
+    if all(rank not in line and all(rank in lists[peer] for peer in line) for rank, line in enumerate(lists)):
+        ways = ((rank, peer) for rank, line in enumerate(lists) for peer in line)
+        if Graph(graph.nodes, ways, directed=graph.directed) != graph:
+            problem = (
+                "each line i has two nodes whose lines have i, as in a list of the neighbours of each node"
+            )
+            raise BadInput(f"{where}: {problem}; accepted: edges (in another order, if these are edges)")
 
 
 @register("topology", "adjacency")

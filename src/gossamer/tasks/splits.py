@@ -1,0 +1,233 @@
+"""Which files of a folder are read, and to which split each belongs, by their names.
+
+A guess that could be wrong is refused, and a file of data that is left aside is listed, so that nothing is decided in
+silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gossamer.errors import BadInput
+
+KINDS = {
+    "Parquet": ("parquet",),
+    "Arrow": ("arrow",),
+    "CSV": ("csv",),
+    "JSON Lines": ("jsonl",),
+    "text": ("txt", "txt.gz"),
+    "image": ("png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff"),
+}
+"""The kinds of files that can be read, and their suffixes, in any case."""
+ACCEPTED = ", ".join(f".{suffix}" for suffixes in KINDS.values() for suffix in suffixes)
+
+# Suffixes of other files that may be meant as data; a script or a licence next to the data is not worth a word.
+_UNREAD = (
+    *(
+        "arff",
+        "avro",
+        "bin",
+        "bz2",
+        "dat",
+        "data",
+        "feather",
+        "gz",
+        "h5",
+        "hdf5",
+        "json",
+        "mat",
+        "npy",
+        "npz",
+    ),
+    *(
+        "orc",
+        "pickle",
+        "pkl",
+        "pt",
+        "rar",
+        "svmlight",
+        "tar",
+        "tsv",
+        "ubyte",
+        "xls",
+        "xlsx",
+        "xml",
+        "xz",
+        "zip",
+    ),
+)
+# What the package datasets writes beside its data.
+_METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+
+_FORMS = {
+    "train": re.compile(r"train(ing|set|data|images?|labels?)?"),
+    "test": re.compile(r"test(ing|set|data|images?|labels?)?"),
+    "validation": re.compile(r"valid(ation)?|val|dev|eval(uation)?|holdout"),
+}
+"""The usual names of splits, in lower case."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a data set below ``root`` (a folder, or the only file), in the order in which they are read.
+
+    ``train`` and ``test`` are of one kind; without a test split, ``test`` is empty. ``aside`` are other files that may
+    hold data, and are not read."""
+
+    root: Path
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+    aside: tuple[Path, ...]
+
+    def name(self, path: Path) -> str:
+        """A file's name for the user, relative to the folder."""
+        return path.name if path == self.root else path.relative_to(self.root).as_posix()
+
+
+def find(root: Path, train: str = "train", test: str = "test") -> Files:
+    """The files of the splits ``train`` and ``test``, each the name of a split or a pattern.
+
+    A pattern has one of the characters ``*?[/.`` and is compared with the path of a file below ``root``, as by the shell;
+    ``*`` stands for any characters, ``/`` included. Other names are words of the path, in any case, or another of their usual
+    forms (``Train.csv``, ``X_train.csv``, ``training/a.png``). The outermost part of the path that names one split decides.
+    If nothing is named ``train``, the files of no split are for training. Files in hidden folders, and the caches of the
+    package ``datasets``, are not looked at.
+
+    BadInput if there is nothing to read; for files of several kinds, unless the other ones are texts of no split
+    (``README.txt``); for a split in a file that can't be read next to ones that can; for a file of both splits; and for
+    images of no split next to images of splits, where a class may have the name of a split."""
+    paths = [root] if root.is_file() else sorted(filter(_visible(root), root.rglob("*")))
+    kinds = {path: kind for path in paths if (kind := kind_of(path)) is not None}
+    if not kinds:
+        problem = f"{root} has no file that can be read" if root.is_dir() else f"{root} can't be read"
+        found = f" ({some([path.name for path in paths])})" if root.is_dir() and paths else ""
+        raise BadInput(f"task: {problem}{found}; accepted: files in {ACCEPTED}")
+    chosen = {name: _chosen(root, list(kinds), name, (train, test)) for name in dict.fromkeys((train, test))}
+    if len({kinds[path] for paths in chosen.values() for path in paths}) > 1:
+        loose = {
+            path for path in kinds if kinds[path] == "text" and _split(root, path, (train, test)) is None
+        }
+        chosen = {name: tuple(p for p in paths if p not in loose) for name, paths in chosen.items()}
+    read = {path for paths in chosen.values() for path in paths}
+    aside = [path for path in paths if path not in read and (path in kinds or _is_data(path))]
+    files = Files(root, chosen[train], chosen[test], tuple(aside))
+    _check_unread(files, kinds, train, test)
+    for field, name in (("train", train), ("test", test)):
+        if not chosen[name] and (field, name) != ("test", "test"):
+            raise BadInput(
+                f"task.{field}: {root} has no rows of the split {name!r}; accepted: a split with rows"
+            )
+    _check_kinds(files, kinds, train)
+    if both := set(files.train) & set(files.test):
+        problem = f"{files.name(min(both))} is in both splits"
+        raise BadInput(f"task.test: {problem}; accepted: other names or patterns in task.train and task.test")
+    return files
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """The first names of many."""
+    names = list(names)
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
+
+
+def split_of(parts: Sequence[str], asked: Collection[str] = ()) -> str | None:
+    """The split that the parts of a path name: that of the outermost part with words of a single split. ``asked`` are
+    names of further splits."""
+    for part in parts:
+        named = {split for word in _words(part) if (split := _split_named(word, asked)) is not None}
+        if len(named) == 1:
+            return named.pop()
+    return None
+
+
+def _words(part: str) -> list[str]:
+    """The words of a name in lower case: ``X_trainSet-01.csv`` has x, train, set and csv."""
+    found = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", part)
+    return [word.lower() for word in [*found, *re.split(r"[-_. ]", part)]]
+
+
+def _split_named(word: str, asked: Collection[str]) -> str | None:
+    for name in asked:
+        if word == name.lower():
+            return name
+    return next((split for split, form in _FORMS.items() if form.fullmatch(word)), None)
+
+
+def _is_pattern(name: str) -> bool:
+    return any(character in name for character in "*?[/.")
+
+
+def _chosen(root: Path, paths: Sequence[Path], name: str, asked: Sequence[str]) -> tuple[Path, ...]:
+    """The files of a split or a pattern."""
+    if _is_pattern(name):
+        return tuple(path for path in paths if fnmatchcase(path.relative_to(root).as_posix(), name))
+    splits = {path: _split(root, path, asked) for path in paths}
+    usual = _split_named(name.lower(), ()) or name  # "dev" also finds validation.csv
+    found = [path for path in paths if splits[path] == name] or [p for p in paths if splits[p] == usual]
+    if name == "train" and not found:
+        found = [path for path in paths if splits[path] is None]
+    return tuple(found)
+
+
+def _split(root: Path, path: Path, asked: Collection[str]) -> str | None:
+    return split_of(path.relative_to(root).parts, asked)
+
+
+def _check_kinds(files: Files, kinds: Mapping[Path, str], train: str) -> None:
+    """Refuse files of several kinds, and images of no split next to images of splits, unless a pattern chose them."""
+    by_kind: dict[str, list[str]] = {}
+    for path in (*files.train, *files.test):
+        by_kind.setdefault(kinds[path], []).append(files.name(path))
+    cure = "patterns in task.train and task.test, such as '*.png'"
+    if len(by_kind) > 1:
+        found = "; ".join(f"{kind}: {some(names)}" for kind, names in by_kind.items())
+        raise BadInput(
+            f"task: {files.root} has files of several kinds ({found}); accepted: one kind, or {cure}"
+        )
+    loose = [
+        path for path in files.aside if kinds.get(path) == "image" and _split(files.root, path, ()) is None
+    ]
+    if loose and "image" in by_kind and not _is_pattern(train):
+        problem = f"images of no split ({some(map(files.name, loose))}) next to images of splits"
+        raise BadInput(f"task: {files.root} has {problem}; accepted: all of them in splits, or {cure}")
+
+
+def _check_unread(files: Files, kinds: Mapping[Path, str], train: str, test: str) -> None:
+    """Refuse a split that only files that can't be read have, since another file would take its place."""
+    named = {_split(files.root, path, (train, test)) for path in (*files.train, *files.test)}
+    for field, name in (("train", train), ("test", test)):
+        unread = [
+            path
+            for path in files.aside
+            if path not in kinds and _split(files.root, path, (train, test)) == name
+        ]
+        if unread and name not in named:
+            problem = f"{some(map(files.name, unread))} can't be read"
+            raise BadInput(f"task.{field}: {problem}; accepted: files in {ACCEPTED}")
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a file that can't be read may be meant as data."""
+    name = path.name.lower()
+    return name.rpartition(".")[2].rpartition("-")[2] in _UNREAD and name not in _METADATA
+
+
+def _visible(root: Path) -> Callable[[Path], bool]:
+    def visible(path: Path) -> bool:
+        parts = path.relative_to(root).parts
+        hidden = any(part.startswith(".") for part in parts)
+        return not hidden and not path.name.startswith("cache-") and path.is_file()
+
+    return visible
+
+
+def kind_of(path: Path) -> str | None:
+    """The kind of a file, by its suffix; None if it can't be read."""
+    name = path.name.lower()
+    return next(
+        (kind for kind, ends in KINDS.items() if name.endswith(tuple(f".{end}" for end in ends))), None
+    )
