@@ -16,6 +16,7 @@ from gossamer.config import Experiment
 from gossamer.config.registry import Component
 from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
+from gossamer.learning.measures import Measures
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
@@ -63,6 +64,8 @@ class Setup:
     message_limit: int  # the largest message that a node accepts, bytes
     trainer: str  # name of the trainer, never "auto"
     not_fused: str  # the reason why "auto" did not choose "fused", if any
+    measures: Measures  # the loss and the metrics, as they are computed
+    measure_notes: Sequence[str] = ()  # what the user should know about them
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
 
@@ -105,7 +108,7 @@ class Setup:
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
                 " are shown after them (evaluation.of: mixed shows the last mixing)"
             )
-        return notes
+        return [*notes, *self.measure_notes]
 
     @property
     def ends_with_steps(self) -> bool:

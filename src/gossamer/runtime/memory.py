@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gossamer.config import Experiment, Simulate
+from gossamer.cores import cores
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Layout
 
@@ -40,6 +41,23 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
         raise BadInput(
             f"nodes: {experiment.nodes} with {layout.size} parameters each take at least {needed / 2**30:.3g} GiB"
             f" of memory; accepted: at most the {available / 2**30:.3g} GiB available"
+        )
+
+
+def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: int) -> None:
+    """Refuse metrics that take all outputs of an evaluation set at once, if these exceed the available memory: each worker
+    keeps those of one model, and a metric gets a copy."""
+    engine = experiment.engine
+    on_gpu = isinstance(engine, Simulate) and engine.device != "cpu"
+    workers = (engine.workers if isinstance(engine, Simulate) else None) or min(cores(), experiment.nodes)
+    available = torch.cuda.mem_get_info(engine.device)[0] if on_gpu else available_bytes()
+    needed = 2 * samples * sample_bytes * (1 if on_gpu else workers)
+    if available is not None and needed > available:
+        raise BadInput(
+            f"task.metrics: the outputs for the {samples:,} samples of {on!r}, which metrics over a set and a loss that is no"
+            f" mean take at once, need {needed / 2**30:.3g} GiB of memory, and {available / 2**30:.3g} GiB are available;"
+            " accepted: metrics of torchmetrics that take one batch after the other, a loss that is a mean over samples, or"
+            " fewer evaluation.samples"
         )
 
 

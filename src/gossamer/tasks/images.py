@@ -18,6 +18,7 @@ from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
+from gossamer.tasks.metrics import Metrics
 from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, classification
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
@@ -46,6 +47,7 @@ class ImageClassification(TaskSource):
     model: ModelField = Field(default="mlp", validate_default=True)
     # A function of the images of a training batch and a generator, such as gossamer.tasks.images:crop_and_flip.
     augment: Reference | None = None
+    metrics: Metrics = Field(default_factory=dict)  # in addition to the accuracy
     # Train on only this many samples, drawn with a key from the seed (smaller draws are subsets of larger
     # ones); None for all. The test set stays complete.
     samples: PositiveInt | None = None
@@ -71,7 +73,7 @@ class ImageClassification(TaskSource):
             pixels, labels = pixels[chosen], labels[chosen]
         augment = None if self.augment is None else imported(self.augment, "task.augment")
         train, test = self._tensors(pixels, labels), self._tensors(*test_images)
-        return classification(self.model, data_root, train, test, self.classes, augment=augment)
+        return classification(self.model, data_root, train, test, self.classes, self.metrics, augment=augment)
 
     def _tensors(
         self, pixels: UInt8[np.ndarray, "samples height width channels"], labels: Int[np.ndarray, " samples"]

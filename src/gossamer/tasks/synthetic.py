@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
+from gossamer.tasks.metrics import Metrics
 from gossamer.tasks.task import ModelField, Task, TaskSource, classification, model_factory
 
 
@@ -40,6 +41,7 @@ class Synthetic(TaskSource):
     median: NonNegativeFloat = 54.6
     sigma: NonNegativeFloat = 2.0
     model: ModelField = Field(default="logistic", validate_default=True)
+    metrics: Metrics = Field(default_factory=dict)  # in addition to the accuracy
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         rng = generator(seed, "synthetic")
@@ -64,7 +66,7 @@ class Synthetic(TaskSource):
         inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
         names = [str(number) for number in range(self.classes)]
         train, test = (inputs[~in_test], targets[~in_test]), (inputs[in_test], targets[in_test])
-        return classification(self.model, data_root, train, test, names, groups=owner[~in_test])
+        return classification(self.model, data_root, train, test, names, self.metrics, groups=owner[~in_test])
 
 
 def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:

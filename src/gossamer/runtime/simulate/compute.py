@@ -187,7 +187,9 @@ class Executor:
             say("compiling the trainer's kernels first: this takes a few seconds, once")
         device, samples = options.device, experiment.evaluation.samples
         shared_rows = rows if self.trainer.evaluates_many else None
-        self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, shared_rows)
+        self._evaluator = Evaluator(
+            setup.task, experiment.seed, samples, device, workers, say, shared_rows, setup.measures
+        )
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):
