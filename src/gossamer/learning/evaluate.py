@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import vmap
 
@@ -56,6 +56,9 @@ MIN_CHUNK = 4
 """Minimum number of models in a chunk. If fewer fit, models are evaluated one at a time."""
 KEPT = 64 << 20
 """The most bytes of outputs that are kept for a chunk of models, if metrics take those of a whole set."""
+
+CURE = "gossamer.tasks.OverSet(function) or a metric of torchmetrics for one of a whole set"
+"""What takes the place of a metric that is no mean over samples."""
 
 _GENERATORS = Lock()  # torch has one generator a device for all threads
 
@@ -311,7 +314,8 @@ def try_out(task: Task, module: nn.Module, seed: int) -> None:
                     measured(name, measure, outputs, y)
     except Exception as error:
         problem = f"{tried}: {cause(error)}" if is_own(error) else str(error)
-        raise BadInput(f"{problem}; accepted: parts that fit together") from error
+        cure = f", or {CURE}" if tried.startswith("task.metrics") else ""
+        raise BadInput(f"{problem}; accepted: parts that fit together{cure}") from error
 
 
 def drawn_sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:

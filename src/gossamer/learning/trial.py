@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
-from gossamer.learning.evaluate import chosen_from, drawn_sample
+from gossamer.learning.evaluate import CURE, chosen_from, drawn_sample
 from gossamer.learning.measures import Measures, MetricValues, columns_of, fresh_streams, measured, part
 from gossamer.learning.parameters import drawing_from, scores, seed_generators
 from gossamer.randomness import SHARED, torch_seed
@@ -35,7 +34,6 @@ TOLERANCE = 1e-4
 MODEL_SAMPLES = 40  # samples whose outputs a fresh model computes
 _STREAMED_SAMPLES = 1000
 _MAX_SAMPLES, _MAX_NUMBERS = 10_000, 2_000_000  # of drawn outputs
-_CURE = "a mean over samples, or gossamer.tasks.OverSet(function) or a torchmetrics metric for one of the whole set"
 
 
 def tried_measures(
@@ -53,25 +51,30 @@ def tried_measures(
         few = {name: _few(pair, MODEL_SAMPLES) for name, pair in sets.items()}
         outputs = {name: scores(module, x) for name, (x, _) in few.items()}
         measures, whole = Measures.of(task), outputs["test"]
-        if not isinstance(whole, Tensor) or whole.dim() == 0 or len(whole) != len(few["test"][1]):
+        if not isinstance(whole, Tensor) or len(whole) != len(few["test"][1]):
+            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+            problem = f"task.model: returns {shape} for {len(few['test'][1])} samples"
             if measures.streamed or measures.over_set:
-                kind = "one value" if isinstance(whole, Tensor) else f"a {type(whole).__name__}"
-                raise BadInput(f"task.model: returns {kind}; accepted with metrics over a set: one tensor")
-            return measures, [
-                "loss and metrics are taken for means over samples; they can't be tried, as the outputs"
-                " of the model are not one tensor with an axis of samples"
-            ]
-        cases = list(_cases(whole, few["test"][1], sets["test"][1], key))
-        for name, measure in measures.means.items():
-            problem = next(filter(None, (_no_mean(name, measure, *case, key) for case in cases)), None)
-            if problem is not None and name == "loss":
-                measures = Measures.of(task, loss_is_mean=False)
-                notes.append(
-                    f"task.loss is no mean over samples ({problem}), as with class weights or ignored targets: recorded"
-                    " losses of an evaluation set are of all its samples at once"
+                raise BadInput(
+                    f"{problem}; accepted with metrics over a set: a tensor whose first axis is the sample"
                 )
-            elif problem is not None:
-                raise BadInput(f"{part(name)} is no mean over samples: {problem}; accepted: {_CURE}")
+            return measures, [
+                f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
+            ]
+        problems = no_means(measures, whole, few["test"][1], sets["test"][1], key)
+        if (problem := problems.pop("loss", None)) is not None:
+            measures = Measures.of(task, loss_is_mean=False)
+            notes.append(
+                f"task.loss is no mean over samples ({problem}), as with class weights or ignored targets: recorded losses of"
+                " an evaluation set are of all its samples at once"
+            )
+        if problems:
+            raise BadInput(
+                *(
+                    f"{part(name)} is no mean over samples: {text}; accepted: a mean over samples, or {CURE}"
+                    for name, text in problems.items()
+                )
+            )
         measures = replace(measures, sample_bytes=whole[0].numel() * whole.element_size())
         if measures.over_set:
             for name in sets:
@@ -89,6 +92,19 @@ def tried_measures(
         if isinstance(metric, OverSet) and (note := metric.note()) is not None
     ]
     return measures, notes
+
+
+def no_means(
+    measures: Measures, outputs: Tensor, targets: Tensor, more_targets: Tensor, seed: int
+) -> dict[str, str]:
+    """The measures that are taken for means over samples and are none, and how they differ. ``outputs`` are those of a model
+    for the samples with ``targets``; ``more_targets`` are those of the whole set."""
+    cases = list(_cases(outputs, targets, more_targets, seed))
+    return {
+        name: problem
+        for name, measure in measures.means.items()
+        if (problem := next(filter(None, (_no_mean(name, measure, *case, seed) for case in cases)), None))
+    }
 
 
 def _few(pair: Pair, count: int) -> Pair:
@@ -131,7 +147,7 @@ def _no_mean(
     except Exception as error:
         if not accepted:
             return None
-        raise _failed(name, error) from error
+        return f"it fails for {count} samples ({cause(error)})"
     first = max(count // 10, min(2, count // 3), 1)
     bounds = sorted({0, first, min(first + max(count // 4, 1), count), count})
     weights = torch.tensor([stop - start for start, stop in pairwise(bounds)]) / count

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -23,6 +24,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks import Task
+from gossamer.tasks.metrics import ClassAccuracy, class_tags
 from gossamer.topology import Graph, Mixing, TopologySchedule
 
 if TYPE_CHECKING:
@@ -110,6 +112,11 @@ class Setup:
             )
         return [*notes, *self.measure_notes]
 
+    @cached_property
+    def set_prefixes(self) -> tuple[str, ...]:
+        """With what the columns of evaluation sets begin."""
+        return tuple(f"{name}_" for name in (*self.task.tests, "personal"))
+
     @property
     def ends_with_steps(self) -> bool:
         """Whether a round ends with local steps, although the algorithm mixes models."""
@@ -126,6 +133,7 @@ class Setup:
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
+            "class_columns": self._class_columns(),
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
@@ -138,6 +146,17 @@ class Setup:
             "mixing": None if mixing is None else mixing.description(),
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }
+
+    def _class_columns(self) -> dict[str, str]:
+        """The columns with the accuracies of single classes, and the names of these classes."""
+        sets = [*self.task.tests, *(["personal"] if any(map(len, self.personal)) else [])]
+        tags = {
+            f"accuracy_{tag}": name
+            for metric in self.measures.streamed.values()
+            if isinstance(metric, ClassAccuracy)
+            for tag, name in zip(class_tags(metric.classes), metric.classes, strict=True)
+        }
+        return {f"{on}_{column}": name for on in sets for column, name in tags.items()}
 
 
 def mixing_of(experiment: Experiment) -> Mixing | None:

@@ -48,10 +48,10 @@ def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: i
     """Refuse metrics that take all outputs of an evaluation set at once, if these exceed the available memory: each worker
     keeps those of one model, and a metric gets a copy."""
     engine = experiment.engine
-    on_gpu = isinstance(engine, Simulate) and engine.device != "cpu"
-    workers = (engine.workers if isinstance(engine, Simulate) else None) or min(cores(), experiment.nodes)
-    available = torch.cuda.mem_get_info(engine.device)[0] if on_gpu else available_bytes()
-    needed = 2 * samples * sample_bytes * (1 if on_gpu else workers)
+    device, workers = (engine.device, engine.workers) if isinstance(engine, Simulate) else ("cpu", None)
+    workers = 1 if device != "cpu" else workers or min(cores(), experiment.nodes)
+    available = available_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
+    needed = 2 * samples * sample_bytes * workers
     if available is not None and needed > available:
         raise BadInput(
             f"task.metrics: the outputs for the {samples:,} samples of {on!r}, which metrics over a set and a loss that is no"

@@ -150,7 +150,8 @@ class Task:
         # Check the types here, since users' tasks are seldom type-checked.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
         _require(creates, "model", self.model, "a function that creates an nn.Module")
-        for name, function in {"loss": self.loss, **self.metrics}.items():
+        functions: dict[str, Any] = {"loss": self.loss, **self.metrics}
+        for name, function in functions.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
             is_function = callable(function) and not isinstance(function, type)
             fits = is_function and not_called_with(function, "outputs", "targets") is None

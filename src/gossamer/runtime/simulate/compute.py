@@ -15,7 +15,8 @@ from typing import Any
 
 from gossamer.config import Simulate
 from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
-from gossamer.learning.evaluate import Evaluator, MetricValues
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.measures import MetricValues
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
