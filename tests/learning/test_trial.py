@@ -114,7 +114,11 @@ def brier(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 RIGHT: dict[str, Any] = {
-    **{"accuracy": accuracy, "top_3": top_3, "by_numpy": by_numpy, "brier": brier, "loss2": F.cross_entropy},
+    "accuracy": accuracy,
+    "top_3": top_3,
+    "by_numpy": by_numpy,
+    "brier": brier,
+    "loss2": F.cross_entropy,
     "perplexity": ExpMean(F.cross_entropy),
     "root": RootMean(brier),
     "huge": lambda outputs, y: 1e12 * F.cross_entropy(outputs, y),
@@ -126,7 +130,10 @@ RIGHT: dict[str, Any] = {
     "writes": lambda outputs, y: outputs.clamp_(0, 1).mean(),
 }
 RIGHT_REGRESSION: dict[str, Any] = {
-    **{"mse": F.mse_loss, "mae": F.l1_loss, "rmse": RootMean(F.mse_loss), "huber": F.huber_loss},
+    "mse": F.mse_loss,
+    "mae": F.l1_loss,
+    "rmse": RootMean(F.mse_loss),
+    "huber": F.huber_loss,
     "bias": lambda outputs, y: (outputs - y).mean(),
     "within": lambda outputs, y: ((outputs - y).abs() < 0.1).float().mean(),
 }
@@ -263,7 +270,7 @@ def test_generators_are_set_for_each_call_and_restored() -> None:
 
 
 def test_a_single_sample_and_equal_targets_are_no_obstacle() -> None:
-    x, y = DIGITS.test
+    x, _ = DIGITS.test
     for count in (1, 2, 3, 5):
         task = replace(DIGITS, tests={"test": (x[:count], torch.zeros(count, dtype=torch.int64))})
         assert list(tried_measures(task, 1, None)[0].means) == ["loss", "accuracy"]
@@ -327,3 +334,19 @@ def test_an_error_over_a_set_names_the_set() -> None:
     ):
         tried_measures(task, 1, None)
     assert tried_measures(task, 1, 6)[0].columns == {"bad": {"bad": False}}
+
+
+def test_a_node_whose_own_samples_have_no_value_is_named() -> None:
+    def classes(outputs: Tensor, y: Tensor) -> float:
+        if len(y.unique()) < 2:
+            raise ValueError("one class")
+        return 1.0
+
+    labels = DIGITS.train[1].numpy()
+    personal = [np.empty(0, np.int64), np.arange(20), np.flatnonzero(labels == 4)[:9]]
+    task = replace(DIGITS, metrics={"classes": OverSet(classes)})
+    with pytest.raises(
+        BadInput, match=r"ValueError: one class .*, on the evaluation set 'personal' of node 2"
+    ):
+        tried_measures(task, 1, None, personal=personal)
+    assert tried_measures(task, 1, None, personal=personal[:2])[1] == []

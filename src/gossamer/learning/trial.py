@@ -3,14 +3,14 @@ the others return.
 
 Each is computed for some samples as a whole, and for unequal parts of them, once in their order and once sorted by target.
 It is a mean over samples if the mean of its values for the parts, weighted by their sizes, is its value for the whole. This
-is tried with the outputs of a fresh model, with these shuffled within each sample, and with normal draws: a fresh model may
-predict one class only, for which e.g. the recall of another one is 0 on every part."""
+is tried with the outputs of a fresh model, with these shuffled within each sample, and with normal draws, half of which are
+right: a fresh model may predict one class only, for which e.g. the recall of another one is 0 on every part."""
 
 from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -37,11 +37,16 @@ _MAX_SAMPLES, _MAX_NUMBERS = 10_000, 2_000_000  # of drawn outputs
 
 
 def tried_measures(
-    task: Task, seed: int, samples: int | None, fits: Callable[[str, int], None] = lambda on, size: None
+    task: Task,
+    seed: int,
+    samples: int | None,
+    fits: Callable[[str, int], None] = lambda on, size: None,
+    personal: Sequence[Int[np.ndarray, " _"]] = (),
 ) -> tuple[Measures, list[str]]:
     """The measures of a task, after a trial, and sentences about them for the user. ``samples`` of each evaluation set are
-    evaluated (None: all). If outputs of a whole set are kept, ``fits`` is called first, with each set and the bytes of a
-    sample's outputs. BadInput for a metric that is no mean, though taken for one, and for one that fails."""
+    evaluated (None: all), and ``personal`` ones of each node (indices in the training data). If outputs of a whole set are
+    kept, ``fits`` is called first, with each set and the bytes of a sample's outputs. BadInput for a metric that is no mean,
+    though taken for one, and for one that fails."""
     sets = {name: drawn_sample(task, name, seed, samples) for name in task.tests}
     key, notes = torch_seed(seed, "try-measures", SHARED), list[str]()
     with _generators_restored(), warnings.catch_warnings(), torch.no_grad():
@@ -62,7 +67,7 @@ def tried_measures(
                 f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
             ]
         problems = no_means(measures, whole, few["test"][1], sets["test"][1], key)
-        if (problem := problems.pop("loss", None)) is not None:
+        if problem := problems.pop("loss", ""):
             measures = Measures.of(task, loss_is_mean=False)
             notes.append(
                 f"task.loss is no mean over samples ({problem}), as with class weights or ignored targets: recorded losses of"
@@ -79,7 +84,15 @@ def tried_measures(
         if measures.over_set:
             for name in sets:
                 fits(name, measures.sample_bytes or 0)
-        tried = {name: _tried(measures, outputs[name], pair, name, key) for name, pair in sets.items()}
+        tried = {
+            name: _tried(measures, outputs[name], targets, f"{name!r}", key)
+            for name, (_, targets) in sets.items()
+        }
+        alone = replace(measures, streamed={})  # these seldom refuse a set, and take longer
+        for rank, indices in enumerate(personal if measures.over_set else ()):
+            if len(indices):
+                on = f"'personal' of node {rank}"
+                _tried(alone, whole, task.train[1][torch.from_numpy(indices)], on, key)
     columns = {
         name: {column: isinstance(value, list) for column, value in values.items()}
         for name, values in tried["test"].items()
@@ -128,6 +141,11 @@ def _cases(
         most = max(min(_MAX_SAMPLES, _MAX_NUMBERS // max(outputs[0].numel(), 1)), len(targets))
         more, _ = _few((more_targets, more_targets), most)
         drawn = torch.randn((len(more), *outputs.shape[1:]), generator=rng)
+        if not more.is_floating_point() and drawn.shape[:-1] == more.shape:
+            # Half of the samples get their class: by chance alone, a class may have no hit in the whole set.
+            classes = more.long().clamp(0, drawn.shape[-1] - 1)
+            right = 5.0 * (torch.rand(more.shape, generator=rng) < 0.5)
+            drawn.scatter_add_(-1, classes.unsqueeze(-1), right.unsqueeze(-1))
         yield drawn.to(outputs.dtype), more, False
 
 
@@ -144,7 +162,7 @@ def _no_mean(
     count = len(targets)
     try:
         whole = value()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - any error of the user's code
         if not accepted:
             return None
         return f"it fails for {count} samples ({cause(error)})"
@@ -168,11 +186,12 @@ def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
     return targets.reshape(len(targets), -1).double().mean(1).argsort(stable=True)
 
 
-def _tried(measures: Measures, outputs: Tensor, pair: Pair, on: str, seed: int) -> dict[str, MetricValues]:
-    """What the measures of a whole set return for it, given the outputs of a few samples, which are repeated."""
+def _tried(
+    measures: Measures, outputs: Tensor, targets: Tensor, on: str, seed: int
+) -> dict[str, MetricValues]:
+    """What the measures of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
     values: dict[str, MetricValues] = {}
     streams = fresh_streams(measures, "cpu")
-    _, targets = pair
     for name, function in measures.over_set.items():
         with _failing(name, on):
             _seed_all(seed)
@@ -204,7 +223,7 @@ def _failing(name: str, on: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise _failed(name, error, f", on the evaluation set {on!r}") from error
+        raise _failed(name, error, f", on the evaluation set {on}") from error
 
 
 def _failed(name: str, error: Exception, where: str = "") -> BadInput:

@@ -201,7 +201,7 @@ def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
     become text."""
     if dtype is None and any(isinstance(value, list | dict) for value in values):
         nesting = {_nesting(value) for value in values if value is not None}
-        if len(nesting) == 1 and (depth := nesting.pop()):
+        if len(nesting) == 1 and (depth := nesting.pop()) > 0:
             return pl.Series(name, values, dtype=_list_type(depth, values), strict=False)
         values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
     column = pl.Series(name, values, dtype=dtype, strict=False)

@@ -351,7 +351,7 @@ def _tried_measures(
         samples = min(len(task.tests[on][1]), limit or sys.maxsize)
         check_outputs(experiment, on, max(samples, largest), sample_bytes)
 
-    return tried_measures(task, experiment.seed, limit, fits)
+    return tried_measures(task, experiment.seed, limit, fits, personal)
 
 
 def _check_metric(

@@ -18,7 +18,7 @@ from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
-from gossamer.tasks.metrics import Metrics
+from gossamer.tasks.metrics import NewMetrics
 from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, classification
 
 Images = tuple[UInt8[np.ndarray, "_ _ _ _"], Int[np.ndarray, " _"]]
@@ -47,7 +47,7 @@ class ImageClassification(TaskSource):
     model: ModelField = Field(default="mlp", validate_default=True)
     # A function of the images of a training batch and a generator, such as gossamer.tasks.images:crop_and_flip.
     augment: Reference | None = None
-    metrics: Metrics = Field(default_factory=dict)  # in addition to the accuracy
+    metrics: NewMetrics  # in addition to the accuracy
     # Train on only this many samples, drawn with a key from the seed (smaller draws are subsets of larger
     # ones); None for all. The test set stays complete.
     samples: PositiveInt | None = None

@@ -35,7 +35,7 @@ from gossamer.tasks.data import (
     split_by_owner,
 )
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
-from gossamer.tasks.metrics import Metrics, chosen_metrics
+from gossamer.tasks.metrics import NewMetrics, chosen_metrics
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
 Users = dict[str, tuple[Path, dict[str, Any]]]
@@ -86,7 +86,7 @@ class LeafTask(TaskSource):
 
     path: Path | None
     model: ModelField
-    metrics: Metrics = Field(default_factory=dict)  # in addition to those of the task
+    metrics: NewMetrics  # in addition to those of the task
     classes: ClassVar[Sequence[str] | None] = ("0", "1")
     loss: ClassVar[Metric] = staticmethod(F.cross_entropy)
     means: ClassVar[Mapping[str, Metric]] = {"accuracy": accuracy}

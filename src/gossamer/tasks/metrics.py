@@ -230,6 +230,9 @@ Metrics = Annotated[
 """The type of a task's field ``metrics``: names of :data:`ClassMetric`, or a mapping from columns to such names or to
 functions, as "package.module:function"."""
 
+NewMetrics = Annotated[Metrics, Field(default_factory=dict, exclude_if=lambda chosen: not chosen)]
+"""The same for tasks that had no such field before: without metrics, an experiment is recorded as it was then."""
+
 
 def chosen_metrics(chosen: Mapping[str, str], classes: Sequence[str] | None) -> dict[str, Any]:
     """The metrics that a field of type :data:`Metrics` names, for a task with these classes. BadInput for one that does not

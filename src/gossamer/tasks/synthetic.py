@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
-from gossamer.tasks.metrics import Metrics
+from gossamer.tasks.metrics import NewMetrics
 from gossamer.tasks.task import ModelField, Task, TaskSource, classification, model_factory
 
 
@@ -41,7 +41,7 @@ class Synthetic(TaskSource):
     median: NonNegativeFloat = 54.6
     sigma: NonNegativeFloat = 2.0
     model: ModelField = Field(default="logistic", validate_default=True)
-    metrics: Metrics = Field(default_factory=dict)  # in addition to the accuracy
+    metrics: NewMetrics  # in addition to the accuracy
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         rng = generator(seed, "synthetic")
