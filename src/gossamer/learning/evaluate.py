@@ -2,7 +2,8 @@
 
 Models are evaluated one at a time. Models of linear layers are evaluated many at once, by ``vmap`` over
 stacked parameters, in chunks that fit into a core's cache. In both cases, one worker evaluates a model or a
-chunk, so that results do not depend on the number of workers.
+chunk, so that results do not depend on the number of workers. Metrics that ``vmap`` can't run, and those that are no means
+over samples, take the outputs of one model after the other.
 """
 
 from __future__ import annotations
@@ -16,12 +17,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import vmap
 
-from gossamer.errors import BadInput, GossamerError, cause, is_own
+from gossamer.errors import BadInput, cause, is_own
 from gossamer.learning.many import ManyModels, call_with, is_dense, named_buffers
+from gossamer.learning.measures import (
+    Measures,
+    MetricValues,
+    SetValues,
+    fresh_streams,
+    measured,
+    naming,
+    part,
+)
 from gossamer.learning.parameters import (
     FlatModule,
     bare_module,
@@ -30,7 +40,6 @@ from gossamer.learning.parameters import (
     generator_states,
     is_finite,
     named_parameters,
-    one_value,
     packed,
     scores,
     unpacked,
@@ -39,15 +48,19 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool, chunk_size, chunks
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, generator, torch_seed
-from gossamer.tasks.task import FunctionOfMean, Metric, Pair, Task, for_each
+from gossamer.tasks.metrics import Streamed
+from gossamer.tasks.task import FunctionOfMean, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass, few enough for activations to stay in the cache
 MIN_CHUNK = 4
 """Minimum number of models in a chunk. If fewer fit, models are evaluated one at a time."""
+KEPT = 64 << 20
+"""The most bytes of outputs that are kept for a chunk of models, if metrics take those of a whole set."""
+
+CURE = "gossamer.tasks.OverSet(function) or a metric of torchmetrics for one of a whole set"
+"""What takes the place of a metric that is no mean over samples."""
 
 _GENERATORS = Lock()  # torch has one generator a device for all threads
-
-MetricValues = dict[str, float]  # name -> value of the loss and of each metric
 
 
 class Evaluator:
@@ -55,7 +68,7 @@ class Evaluator:
 
     It uses ``samples`` samples of each set; None is all. Several workers may call it concurrently. With
     ``rows``, the store of parameters, many models of linear layers are evaluated at once; if that fails,
-    ``say`` is called with a message.
+    ``say`` is called with a message. ``measures`` are those of the task, tried or not.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample."""
@@ -69,29 +82,39 @@ class Evaluator:
         workers: ThreadPool | None = None,
         say: Callable[[str], None] = print,
         rows: Rows | None = None,
+        measures: Measures | None = None,
     ) -> None:
         self.task, self.device = task, device
         self.workers, self._say = workers or ThreadPool(1), say
-        self._measures: dict[str, Metric] = {"loss": task.loss, **task.metrics}
-        self.sets = {name: self._placed(_sample(task, name, seed, samples)) for name in task.tests}
+        self._measures = measures or Measures.of(task)
+        self._of_set = bool(self._measures.over_set or self._measures.streamed)
+        self.sets = {name: self._placed(drawn_sample(task, name, seed, samples)) for name in task.tests}
         self._seed = torch_seed(seed, "evaluate")
         self._draws = self._draws_numbers()
         self._rows, self._chunk = rows, 1 if rows is None or self._draws else self._size(rows)
+        self._means_together = True  # whether vmap can run all means
 
     def test(self, model: Model, on: str = "test") -> MetricValues:
-        """``loss`` and every metric of the task on an evaluation set: means over its sample, and functions of such means."""
+        """``loss`` and every metric of the task on an evaluation set."""
         return self._evaluate(model, self.sets[on])
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[MetricValues | Exception]:
         """The result of :meth:`test` for each model, or the exception that the user's code raised. The
         workers share the models."""
         problem = None
-        if self._chunk >= MIN_CHUNK:
+        for means_together in (
+            dict.fromkeys((self._means_together, False)) if self._chunk >= MIN_CHUNK else ()
+        ):
             try:
-                parts = self.workers.map(lambda part: self._together(part, on), chunks(models, self._chunk))
-                return [values for part in parts for values in part]
+                run = partial(self._together, on=on, means_together=means_together)
+                parts = self.workers.map(run, chunks(models, self._chunk))
             except Exception as error:  # noqa: BLE001 - any error of the user's code, or something that vmap can't run
-                problem = error
+                problem = problem or error
+                continue
+            if problem is not None:
+                self._means_together = False
+                self._say(f"evaluation: metrics of one model at a time ({cause(problem)})")
+            return [values for part in parts for values in part]
         results = self.workers.map(lambda model: _attempt(self.test, model, on), models)
         if problem is not None and not any(isinstance(result, Exception) for result in results):
             self._chunk = 1
@@ -121,13 +144,13 @@ class Evaluator:
         return [
             known
             if isinstance(known, Exception) or all(map(is_finite, model))
-            else dict.fromkeys(known, math.nan)
+            else {name: math.nan if isinstance(value, float) else None for name, value in known.items()}
             for known, model in zip(columns, models, strict=True)
         ]
 
     def train(self, model: Model, samples: Int[np.ndarray, " n"]) -> MetricValues:
         """Loss and metrics over training samples with indices [n]."""
-        return self._evaluate(model, self._placed(_chosen(self.task.train, torch.from_numpy(samples))))
+        return self._evaluate(model, self._placed(chosen_from(self.task.train, torch.from_numpy(samples))))
 
     def _placed(self, pair: Pair) -> Pair:
         inputs, targets = pair
@@ -141,7 +164,7 @@ class Evaluator:
         flat = self.workers.own(self._make_flat)
         flat.load(model)
         with self._drawing() if self._draws else nullcontext():
-            [values] = self._results(partial(self._means, flat.module), pair)
+            [values] = self._results(partial(self._of_one, flat.module), pair)
         return values
 
     @contextmanager
@@ -152,52 +175,86 @@ class Evaluator:
 
     def _draws_numbers(self) -> bool:
         """Whether the model draws from torch's generators in evaluation, as one with latent variables may."""
-        module, (inputs, _) = self._make_flat().module, _chosen(self.sets["test"], slice(2))
+        module, (inputs, _) = self._make_flat().module, chosen_from(self.sets["test"], slice(2))
         with self._drawing(), torch.no_grad(), suppress(Exception):  # evaluation will raise it again
             before = generator_states(self.device)
             scores(module, for_each(torch.clone, inputs))
             return not all(map(torch.equal, before, generator_states(self.device)))
         return False
 
-    def _together(self, models: Sequence[Model], on: str) -> list[MetricValues]:
+    def _together(self, models: Sequence[Model], on: str, means_together: bool) -> list[MetricValues]:
         assert self._rows is not None
         flat = self.workers.own(self._make_flat)
         parameters, buffers = self._rows.stack_models(models)
         named = named_parameters(parameters, flat.layout.parameters)
         named |= named_buffers(buffers, flat.layout, flat.module)
 
-        def means(tensors: dict[str, Tensor], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
-            with ManyModels():
-                return self._means(partial(call_with, flat.module, tensors), x, y)
+        def outputs(tensors: dict[str, Tensor], x: Any) -> Tensor:
+            with ManyModels(), naming("task.model", x):
+                return scores(partial(call_with, flat.module, tensors), x)
 
-        of_each = vmap(means, in_dims=(0, None, None))
-        return self._results(partial(of_each, named), self.sets[on], len(models))
+        def measured(tensors: dict[str, Tensor], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+            with ManyModels():
+                return self._measured(partial(call_with, flat.module, tensors), x, y)
+
+        def one_by_one(x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
+            every = vmap(outputs, in_dims=(0, None))(named, x)
+            kept = every.clone()
+            return torch.stack([self._measures.means_of(of_one, y.clone()) for of_one in every]), kept
+
+        together = partial(vmap(measured, in_dims=(0, None, None)), named)
+        return self._results(together if means_together else one_by_one, self.sets[on], len(models))
+
+    def _of_one(self, module: nn.Module, x: Any, y: Tensor) -> tuple[Tensor, list[Tensor]]:
+        means, *outputs = self._measured(module, x, y)
+        return means.unsqueeze(0), outputs
+
+    def _measured(self, module: Callable[..., Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
+        """The means of a batch and, if measures are of a whole set, its outputs."""
+        with naming("task.model", x):
+            outputs = scores(module, x)
+        kept = outputs.clone() if self._of_set and isinstance(outputs, Tensor) else outputs
+        means = self._measures.means_of(outputs, y)
+        return (means, kept) if self._of_set else (means,)
 
     def _results(
-        self, means: Callable[[Any, Tensor], Tensor], pair: Pair, models: int = 1
+        self, measured: Callable[[Any, Tensor], Sequence[Any]], pair: Pair, models: int = 1
     ) -> list[MetricValues]:
-        """The results of some models on some samples. ``means`` returns the means of all measures over a
-        batch, [..., measures]."""
-        totals = torch.zeros(models, len(self._measures), dtype=torch.float64, device=self.device)
+        """The results of some models on some samples. ``measured`` returns the means over a batch, [models, means], and, if
+        measures are of a whole set, the outputs of each model."""
+        means, samples = self._measures.means, len(pair[1])
+        totals = torch.zeros(models, len(means), dtype=torch.float64, device=self.device)
+        of_sets = [SetValues(self._measures, streams, samples) for streams in self._streams(models)]
         with torch.no_grad():
-            for start in range(0, len(pair[1]), BATCH):
+            for start in range(0, samples, BATCH):
+                batch = chosen_from(pair, slice(start, start + BATCH))
                 # Copies, since a user's model or metric may write into them.
-                x, y = (for_each(torch.clone, part) for part in _chosen(pair, slice(start, start + BATCH)))
-                totals += means(x, y).double() * len(y)
-        results = [dict(zip(self._measures, row, strict=True)) for row in totals.tolist()]
-        for name, measure in self._measures.items():
+                x, y = (for_each(torch.clone, tensors) for tensors in batch)
+                of_batch, *outputs = measured(x, y)
+                totals += of_batch.double() * len(y)
+                if of_sets:
+                    for of_set, of_model in zip(of_sets, *outputs, strict=True):
+                        of_set.add(of_model, batch[1])
+            values_of_sets = [of_set.values(pair[1]) for of_set in of_sets]
+        results: list[MetricValues] = [dict(zip(means, row, strict=True)) for row in totals.tolist()]
+        for name, measure in means.items():
             for values in results:
-                values[name] /= max(len(pair[1]), 1)
+                values[name] /= max(samples, 1)
                 if isinstance(measure, FunctionOfMean):
                     mean = torch.tensor(values[name], dtype=torch.float64)
                     values[name] = float(type(measure).function(mean))
-        return results
+        return [a | b for a, b in zip(results, values_of_sets, strict=True)] if of_sets else results
 
-    def _means(self, module: Callable[..., Any], x: Any, y: Tensor) -> Float[Tensor, " measures"]:
-        """The mean of each measure."""
-        with _naming("task.model", x):
-            outputs = scores(module, x)
-        return torch.stack([_measured(*measure, outputs, y) for measure in self._measures.items()])
+    def _streams(self, models: int) -> list[dict[str, Streamed]]:
+        """This thread's copies of the streamed measures, for each of some models; none if no measure is of a whole set."""
+        if not self._of_set:
+            return []
+        streams: list[dict[str, Streamed]] = self.workers.own(self._no_streams)
+        streams += [fresh_streams(self._measures, self.device) for _ in range(models - len(streams))]
+        return streams[:models]
+
+    def _no_streams(self) -> list[dict[str, Streamed]]:
+        return []
 
     def _size(self, rows: Rows) -> int:
         """The number of models in a chunk."""
@@ -205,16 +262,22 @@ class Evaluator:
         if not is_dense(module):
             return 1
         widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
-        return chunk_size(4 * (rows.length + BATCH * max(widths, default=1)), rows.device.type)
+        width = max(widths, default=1)
+        size = chunk_size(4 * (rows.length + BATCH * width), rows.device.type)
+        if self._measures.over_set:
+            sample_bytes = self._measures.sample_bytes or 4 * width
+            samples = max(len(targets) for _, targets in self.sets.values())
+            size = min(size, max(KEPT // (samples * sample_bytes), 1))
+        return size
 
 
 def _joined(parts: dict[str, MetricValues | Exception]) -> MetricValues | Exception:
     """The columns ``<part>_<name>``, or the first error."""
     columns: MetricValues = {}
-    for part, values in parts.items():
+    for on, values in parts.items():
         if isinstance(values, Exception):
             return values
-        columns |= {f"{part}_{name}": value for name, value in values.items()}
+        columns |= {f"{on}_{name}": value for name, value in values.items()}
     return columns
 
 
@@ -226,76 +289,45 @@ def _attempt(run: Callable[..., MetricValues], *args: Any) -> MetricValues | Exc
 
 
 def try_out(task: Task, module: nn.Module, seed: int) -> None:
-    """Let a fresh module of a task compute the outputs of two augmented training samples, and all measures of
+    """Let a fresh module of a task compute the outputs of two augmented training samples, and all means over
     two samples of each evaluation set. BadInput with the part of the task that raised an error."""
     module.eval()
-    part, measures = "task", {"loss": task.loss, **task.metrics}
+    tried, means = "task", Measures.of(task).means
     try:
         with torch.no_grad():
             for inputs, targets in (task.train, *task.tests.values()):
                 values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
                 highest = int(values.flatten(1).amax(1).argmax() if values.dim() > 1 else values.argmax())
-                x, y = _chosen((inputs, targets), torch.tensor([0, highest]))  # a label may be too high
+                x, y = chosen_from((inputs, targets), torch.tensor([0, highest]))  # a label may be too high
                 training = inputs is task.train[0]
                 if training and task.augment is not None:
-                    part = "task.augment"
-                    with _naming(part, x):
+                    tried = "task.augment"
+                    with naming(tried, x):
                         x = unpacked(packed(task.augment(x, generator(seed, "try-out", SHARED))), inputs)
-                part = "task.model"
-                with _naming(part, x):
+                tried = "task.model"
+                with naming(tried, x):
                     outputs = scores(module, x)
                 if training:
                     continue  # the loss may refuse a single bad sample; the node that has it fails later
-                for name, measure in measures.items():
-                    part = _part(name)
-                    _measured(name, measure, outputs, y)
+                for name, measure in means.items():
+                    tried = part(name)
+                    measured(name, measure, outputs, y)
     except Exception as error:
-        problem = f"{part}: {cause(error)}" if is_own(error) else str(error)
-        raise BadInput(f"{problem}; accepted: parts that fit together") from error
+        problem = f"{tried}: {cause(error)}" if is_own(error) else str(error)
+        cure = f", or {CURE}" if tried.startswith("task.metrics") else ""
+        raise BadInput(f"{problem}; accepted: parts that fit together{cure}") from error
 
 
-def _sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
+def drawn_sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
+    """The samples of an evaluation set on which models are evaluated."""
     count = len(task.tests[name][1])
     if samples is None or samples >= count:
         return task.tests[name]
     purpose = "evaluation" if name == "test" else f"evaluation-{name}"
     chosen = torch.from_numpy(np.sort(generator(seed, purpose).choice(count, samples, replace=False)))
-    return _chosen(task.tests[name], chosen)
+    return chosen_from(task.tests[name], chosen)
 
 
-def _chosen(pair: Pair, indices: Tensor | slice) -> Pair:
+def chosen_from(pair: Pair, indices: Tensor | slice) -> Pair:
+    """Some of the samples."""
     return for_each(lambda tensor: tensor[indices], pair[0]), pair[1][indices]
-
-
-def _measured(name: str, measure: Metric, outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean returned by a measure. A user's metric may also return a plain number."""
-    if isinstance(measure, FunctionOfMean):
-        measure = measure.mean
-    field = _part(name)
-    with _naming(field, outputs=outputs, targets=targets):
-        value: object = measure(outputs, targets)
-    if isinstance(value, int | float | np.generic | np.ndarray):
-        value = torch.as_tensor(value, device=outputs.device)
-    return one_value(field, value, "one value")
-
-
-def _part(measure: str) -> str:
-    return "task.loss" if measure == "loss" else f"task.metrics.{measure}"
-
-
-@contextmanager
-def _naming(field: str, inputs: Any = None, **tensors: Any) -> Iterator[None]:
-    """Add the part of the task and its tensor arguments to an error raised by torch."""
-    tensors |= inputs if isinstance(inputs, dict) else {"inputs": inputs}
-    try:
-        yield
-    except Exception as error:
-        if is_own(error) or isinstance(error, GossamerError):
-            raise
-        kinds = " and ".join(f"{name} {_kind(value)}" for name, value in tensors.items() if value is not None)
-        message = " ".join(str(error).split())
-        raise RuntimeError(f"{field}, given {kinds}: {type(error).__name__}: {message}") from error
-
-
-def _kind(value: object) -> str:
-    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

@@ -555,10 +555,15 @@ class Node:
 
     def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
         """Put values into columns of the node's next recorded row. TypeError for a value that can't be
-        recorded, ValueError for a name that is no identifier, or that of a column that every row has."""
+        recorded, ValueError for a name that is no identifier, or that of a column that every row has, or that begins with an
+        evaluation set's name and ``_``, as the columns of its metrics do."""
         if fixed := ROW_COLUMNS & values.keys():
             raise ValueError(f"node.record: {min(fixed)}: every row has this column; accepted: another name")
         for name, value in values.items():
+            if name.startswith(self._setup.set_prefixes):
+                raise ValueError(
+                    f"node.record: {name}: metrics of an evaluation set have such names; accepted: another one"
+                )
             if not (name.isascii() and name.isidentifier()):
                 raise ValueError(f"node.record: {name!r}; accepted: an identifier: letters, digits and _")
             if not isinstance(value, _RECORDED):

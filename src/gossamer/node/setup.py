@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,12 +19,14 @@ from gossamer.errors import listed
 from gossamer.fingerprint import Fingerprint, unknown
 from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
+from gossamer.learning.measures import Measures
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks import Task
+from gossamer.tasks.metrics import ClassAccuracy, class_tags
 from gossamer.topology import Graph, Mixing, TopologySchedule
 
 if TYPE_CHECKING:
@@ -66,7 +69,10 @@ class Setup:
     trainer: str  # name of the trainer, never "auto"
     trainer_note: str  # why "auto" did not take another one, if so
     data: dict[str, Any]  # what the task's data are, before poisons; see gossamer.tasks.summary
-    remarks: Sequence[str] = ()  # sentences for the user about choices made while files were read
+    measures: Measures  # the loss and the metrics, as they are computed
+    remarks: Sequence[
+        str
+    ] = ()  # sentences for the user about how files were read and how measures are computed
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
@@ -119,6 +125,11 @@ class Setup:
             notes.append(f"not fingerprinted: {listed(not_known)}; gossamer does not notice if it changes")
         return notes
 
+    @cached_property
+    def set_prefixes(self) -> tuple[str, ...]:
+        """With what the columns of evaluation sets begin."""
+        return tuple(f"{name}_" for name in (*self.task.tests, "personal"))
+
     def _without_neighbours(self) -> list[int]:
         """The nodes that have no link, in a fixed graph that may have such nodes."""
         mixing, topology = mixing_of(self.experiment), self.topology
@@ -142,6 +153,7 @@ class Setup:
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
+            "class_columns": self._class_columns(),
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
@@ -154,6 +166,17 @@ class Setup:
             "mixing": None if mixing is None else mixing.description(),
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }
+
+    def _class_columns(self) -> dict[str, str]:
+        """The columns with the accuracies of single classes, and the names of these classes."""
+        sets = [*self.task.tests, *(["personal"] if any(map(len, self.personal)) else [])]
+        tags = {
+            f"accuracy_{tag}": name
+            for metric in self.measures.streamed.values()
+            if isinstance(metric, ClassAccuracy)
+            for tag, name in zip(class_tags(metric.classes), metric.classes, strict=True)
+        }
+        return {f"{on}_{column}": name for on in sets for column, name in tags.items()}
 
 
 def mixing_of(experiment: Experiment) -> Mixing | None:

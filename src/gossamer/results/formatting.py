@@ -35,8 +35,8 @@ def metric_title(name: str) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric is a share, shown in percent."""
-    return name.endswith(("accuracy", "_share"))
+    """Whether a metric is a share, shown in percent. ``<set>_accuracy_<class>`` is one."""
+    return name.endswith(("accuracy", "_share")) or "_accuracy_" in name
 
 
 def value_text(metric: str, value: float) -> str:

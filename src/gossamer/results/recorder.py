@@ -56,7 +56,8 @@ METRICS: dict[str, Any] = {
     "moment": pl.String,
     **dict.fromkeys(("train_loss", "test_loss"), pl.Float64),
 }
-"""First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest."""
+"""First columns of the metrics. Every other ``test_*`` follows, then :data:`TRAFFIC`, then the rest. Columns of lists, such
+as ``test_confusion``, are lists in Parquet too."""
 
 _SHARES = ("idle_share", "uplink_share", "downlink_share")
 TRAFFIC: dict[str, Any] = {
@@ -158,7 +159,7 @@ def _read(folder: Path, kind: str, schema: Mapping[str, Any], required: Sequence
             names = dict.fromkeys(name for row in chunk for name in row)
             columns = [_column(name, [row.get(name) for row in chunk], schema.get(name)) for name in names]
             parts.append(_fitting(pl.DataFrame(columns), schema, required, path))
-    return pl.concat(parts, how="diagonal_relaxed")
+    return _joined(parts)
 
 
 def check_files(folder: Path, *patterns: str) -> list[str]:
@@ -180,7 +181,10 @@ def _fitting(
     table: pl.DataFrame, schema: Mapping[str, Any], required: Sequence[str], path: Path
 ) -> pl.DataFrame:
     """A table whose columns have the types of a schema."""
-    kinds = {name: pl.Float64 if name.startswith("test_") else schema.get(name) for name in table.columns}
+    kinds = {
+        name: pl.Float64 if name.startswith("test_") and not dtype.is_nested() else schema.get(name)
+        for name, dtype in table.schema.items()
+    }
     try:
         table = table.cast({name: kind for name, kind in kinds.items() if kind is not None})
     except PolarsError as error:
@@ -193,11 +197,55 @@ def _fitting(
 
 
 def _column(name: str, values: list[Any], dtype: Any) -> pl.Series:
-    """A column of recorded values. Lists and mixed types become text."""
+    """A column of recorded values: of lists if all are lists of numbers with the same nesting. Other lists and mixed types
+    become text."""
     if dtype is None and any(isinstance(value, list | dict) for value in values):
+        nesting = {_nesting(value) for value in values if value is not None}
+        if len(nesting) == 1 and (depth := nesting.pop()) > 0:
+            return pl.Series(name, values, dtype=_list_type(depth, values), strict=False)
         values = [json.dumps(value) if isinstance(value, list | dict) else value for value in values]
     column = pl.Series(name, values, dtype=dtype, strict=False)
     return column.cast(pl.Float64) if column.dtype == pl.Int128 else column
+
+
+def _nesting(value: Any) -> int:
+    """How deep the numbers of a list lie: 0 for a number, -1 for what is no list of numbers of one depth."""
+    if not isinstance(value, list):
+        return 0 if isinstance(value, int | float | None) and not isinstance(value, bool) else -1
+    inner = {_nesting(entry) for entry in value}
+    return 1 + inner.pop() if len(inner) == 1 and -1 not in inner else -1 if inner else 1
+
+
+def _list_type(depth: int, values: list[Any]) -> Any:
+    """The type of lists of numbers."""
+    leaves = values
+    for _ in range(depth):
+        leaves = [entry for value in leaves if value is not None for entry in value]
+    whole = all(entry is None or (isinstance(entry, int) and abs(entry) < 2**63) for entry in leaves)
+    dtype: Any = pl.Int64 if whole else pl.Float64
+    for _ in range(depth):
+        dtype = pl.List(dtype)
+    return dtype
+
+
+def lists_as_text(table: pl.DataFrame, names: Iterable[str] | None = None) -> pl.DataFrame:
+    """A table with columns of lists (None: all of them) as text in JSON, as CSV needs it."""
+    lists = [name for name, dtype in table.schema.items() if dtype.is_nested()]
+    chosen = lists if names is None else [name for name in names if name in lists]
+    texts = {name: [None if v is None else json.dumps(v) for v in table[name].to_list()] for name in chosen}
+    return table.with_columns(pl.Series(name, values, dtype=pl.String) for name, values in texts.items())
+
+
+def _joined(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Tables below each other. A column that holds lists in some of them, and other things in others, becomes text."""
+    kinds: dict[str, set[Any]] = {}
+    for table in parts:
+        for name, dtype in table.schema.items():
+            if dtype != pl.Null:
+                depth = str(dtype).count("List(") if dtype.is_nested() else 0
+                kinds.setdefault(name, set()).add(depth)
+    mixed = [name for name, depths in kinds.items() if len(depths) > 1]
+    return pl.concat([lists_as_text(table, mixed) for table in parts], how="diagonal_relaxed")
 
 
 def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:

@@ -219,6 +219,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
     shown_groups = groups if any(group.has_interval for group in groups) else ()
+    classes = {column: name for run in runs for column, name in run.class_columns.items()}
     return {
         "virtual": all(run.virtual for run in runs),
         "axis": tidy.default_axis(runs),
@@ -230,10 +231,13 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
         "metrics": [
             {
                 "name": name,
-                "title": metric_title(name),
+                "title": f"accuracy of {classes[name]}, {name.partition('_accuracy_')[0]} set"
+                if name in classes
+                else metric_title(name),
                 "share": is_share(name),
                 "low": tidy.lower_is_better(name),
                 "system": name in tidy.ASYNCHRONY,
+                "of_class": name in classes,
                 "of_model": tidy.belongs_to_model(runs[0], name),
             }
             for name in names

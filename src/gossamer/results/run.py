@@ -177,7 +177,7 @@ class Run:
         elif self.outcome != "done":
             lines["status"] = self.outcome + (f": {self.error}" if self.error else "")
         for name, final in result.metrics.items():
-            if name not in ASYNCHRONY:
+            if name not in ASYNCHRONY and name not in self.class_columns:
                 mean, std = numerals(final.mean, final.std)
                 spread = f"std {std}" if final.count > 1 else ""
                 texts = [mean, " ".join(filter(None, (spread, final.over))), final.before(result.rounds)]
@@ -247,6 +247,11 @@ class Run:
             name: f"{used:,} samples" if used == size else f"{used:,} of {size:,} samples"
             for name, (used, size) in recorded.items()
         }
+
+    @property
+    def class_columns(self) -> dict[str, str]:
+        """The columns with the accuracies of single classes, and the names of these classes."""
+        return dict(self.setup.get("class_columns", {}))
 
     @property
     def status(self) -> str:

@@ -75,8 +75,9 @@ class DataField(TypedDict, total=False):
 
 class SetupFile(TypedDict, total=False):
     """``setup.json``, from :meth:`gossamer.node.Setup.description`: ``samples`` is [nodes], ``labels`` is [nodes][classes],
-    ``evaluation_samples`` has the numbers of used and of all samples of each evaluation set, ``poisoned`` the ranks of each
-    poison, and ``graphs`` the edges from a round on. ``mixing`` is null for an algorithm that does not declare it."""
+    ``class_columns`` has the class of each column that is the accuracy of one, ``evaluation_samples`` has the numbers of used
+    and of all samples of each evaluation set, ``poisoned`` the ranks of each poison, and ``graphs`` the edges from a round
+    on. ``mixing`` is null for an algorithm that does not declare it."""
 
     nodes: Nodes
     directed: bool
@@ -85,6 +86,7 @@ class SetupFile(TypedDict, total=False):
     samples: list[Count]
     labels: list[list[Count]] | None
     classes: list[str] | None
+    class_columns: dict[str, str]
     ends_with_steps: bool
     evaluation_samples: dict[str, Annotated[list[Count], Meta(min_length=2, max_length=2)]]
     poisoned: list[list[Rank]]

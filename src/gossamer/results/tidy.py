@@ -44,7 +44,8 @@ _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idl
 
 def metric_names(run: Run) -> list[str]:
     """The metrics for which a run has a value: test accuracy, other test metrics, those of further evaluation sets,
-    losses, the consensus distance, what the algorithm recorded, and :data:`ASYNCHRONY`."""
+    losses, the consensus distance, the accuracies of single classes and what the algorithm recorded, and
+    :data:`ASYNCHRONY`. Columns of lists, such as a confusion matrix, are none."""
     present = [
         name
         for name, dtype in run.metrics.schema.items()
@@ -59,6 +60,8 @@ def metric_names(run: Run) -> list[str]:
         if name in ASYNCHRONY:
             return 3, ASYNCHRONY.index(name), name
         owners = [index for index, prefix in enumerate(sets) if name.startswith(f"{prefix}_")]
+        if name in run.class_columns:
+            return 2, 0, name
         return (0, owners[0], name.replace("_accuracy", "")) if owners else (2, 0, name)
 
     return sorted(present, key=order)
@@ -75,20 +78,26 @@ def main_metric(run: Run) -> str | None:
 
 
 def comparison_metrics(runs: Iterable[Run]) -> list[str]:
-    """The metrics by which runs are compared: those of all evaluation sets, or the main metric if there are none."""
-    known = all_metrics(runs)
+    """The metrics by which runs are compared: those of all evaluation sets, without single classes, or the main metric if
+    there are none."""
+    runs = list(runs)
+    known, classes = all_metrics(runs), {column for run in runs for column in run.class_columns}
     prefixes = tuple(f"{name}_" for name in evaluation_sets(known))
-    return [name for name in known if name.startswith(prefixes)] or known[:1]
+    return [name for name in known if name.startswith(prefixes) and name not in classes] or known[:1]
 
 
 def evaluation_sets(columns: Iterable[str]) -> list[str]:
     """The evaluation sets among recorded columns, ``test`` first: each has a loss."""
     losses = {name.removesuffix("_loss") for name in columns if name.endswith("_loss")}
+    losses = {name for name in losses if not name.endswith("_accuracy")}  # of a class that is called "loss"
     return ["test", *sorted(losses - {"test", "train"})]
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages, idleness."""
+    """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages, idleness. A class may
+    have any name; its accuracy, ``<set>_accuracy_<class>``, is better if it is larger."""
+    if "_accuracy_" in metric:
+        return False
     named = any(word in metric for word in _LOWER_IS_BETTER)
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 

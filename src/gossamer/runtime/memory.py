@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gossamer.config import Experiment, Simulate
+from gossamer.cores import cores
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import State
 from gossamer.learning.parameters import Layout
@@ -51,6 +52,23 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
 def _vectors(state: State) -> int:
     """The number of vectors in the state for two parameters."""
     return sum(value.shape == (2,) for value in state.values())
+
+
+def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: int) -> None:
+    """Refuse metrics that take all outputs of an evaluation set at once, if these exceed the available memory: each worker
+    keeps those of one model, and a metric gets a copy."""
+    engine = experiment.engine
+    device, workers = (engine.device, engine.workers) if isinstance(engine, Simulate) else ("cpu", None)
+    workers = 1 if device != "cpu" else workers or min(cores(), experiment.nodes)
+    available = available_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
+    needed = 2 * samples * sample_bytes * workers
+    if available is not None and needed > available:
+        raise BadInput(
+            f"task.metrics: the outputs for the {samples:,} samples of {on!r}, which metrics over a set and a loss that is no"
+            f" mean take at once, need {needed / 2**30:.3g} GiB of memory, and {available / 2**30:.3g} GiB are available;"
+            " accepted: metrics of torchmetrics that take one batch after the other, a loss that is a mean over samples, or"
+            " fewer evaluation.samples"
+        )
 
 
 def available_bytes() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -22,9 +23,11 @@ from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import fingerprint
 from gossamer.learning import Mean
 from gossamer.learning.evaluate import try_out
+from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
 from gossamer.learning.proof import failure_of
 from gossamer.learning.trainer import choose_trainer
+from gossamer.learning.trial import tried_measures
 from gossamer.messages.tags import Model
 from gossamer.network import Network
 from gossamer.node import Setting
@@ -32,7 +35,7 @@ from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
 from gossamer.reads import noting
 from gossamer.results.run import load_run, model_of
-from gossamer.runtime.memory import check_address_space, check_memory
+from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
@@ -100,7 +103,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     trainer, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
-    _check_metric(experiment, task, outcomes)
+    measures, notes = _tried_measures(experiment, task, personal)
+    _check_metric(experiment, measures, sets, outcomes)
     return Setup(
         experiment=experiment,
         task=task,
@@ -118,7 +122,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         trainer=trainer,
         trainer_note=trainer_note,
         data=data,
-        remarks=remarks,
+        measures=measures,
+        remarks=[*remarks, *notes],
         poisoned=poisoned_ranks,
         warm_start=warm_start,
     )
@@ -387,14 +392,27 @@ def _message_limit(experiment: Experiment, layout: Layout) -> int:
     return max(limit, words + 65536 + 256 * experiment.nodes)  # room for the roster of all senders
 
 
-def _check_metric(experiment: Experiment, task: Task, outcomes: tuple[int, ...]) -> None:
+def _tried_measures(
+    experiment: Experiment, task: Task, personal: list[Int[np.ndarray, " _"]]
+) -> tuple[Measures, list[str]]:
+    """The task's measures, and sentences about them, after a trial and a check of the memory that they need."""
+    limit, largest = experiment.evaluation.samples, max(map(len, personal), default=0)
+
+    def fits(on: str, sample_bytes: int) -> None:
+        samples = min(len(task.tests[on][1]), limit or sys.maxsize)
+        check_outputs(experiment, on, max(samples, largest), sample_bytes)
+
+    return tried_measures(task, experiment.seed, limit, fits, personal)
+
+
+def _check_metric(
+    experiment: Experiment, measures: Measures, sets: tuple[str, ...], outcomes: tuple[int, ...]
+) -> None:
     target = experiment.stop.target
     if target is None:
         return
-    sets = list(task.tests)
-    if experiment.partition.personal_fraction is not None and experiment.evaluation.nodes != "average":
-        sets.append("personal")
-    recorded = [f"{name}_{metric}" for name in sets for metric in ("loss", *task.metrics)]
+    own = experiment.partition.personal_fraction is not None and experiment.evaluation.nodes != "average"
+    recorded = [f"{name}_{column}" for name in (*sets, *["personal"] * own) for column in measures.numbers()]
     accepted = ["train_loss", *(["consensus_distance"] if len(outcomes) > 1 else []), *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")

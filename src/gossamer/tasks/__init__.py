@@ -4,6 +4,7 @@ from gossamer.tasks import models as models
 from gossamer.tasks.hub import Hub
 from gossamer.tasks.images import CIFAR10, CIFAR100, MNIST, Digits, FashionMNIST
 from gossamer.tasks.leaf import Shakespeare
+from gossamer.tasks.metrics import ClassAccuracy, Confusion, MacroF1, OverSet
 from gossamer.tasks.movielens import MovieLens
 from gossamer.tasks.partition import IID, Dirichlet, Natural, Partition, Shards, Sizes, label_counts
 from gossamer.tasks.poison import LabelFlip, Patch, Poison, TextTrigger, Tint, poisoned
@@ -21,7 +22,8 @@ from gossamer.tasks.task import (
 )
 from gossamer.tasks.tiny_mem import TinyMem
 
-__all__ = ["CIFAR10", "CIFAR100", "IID", "MNIST", "Digits", "Dirichlet", "ExpMean", "FashionMNIST", "Hub"]
+__all__ = ["CIFAR10", "CIFAR100", "IID", "MNIST", "ClassAccuracy", "Confusion", "Digits", "Dirichlet"]
+__all__ += ["ExpMean", "FashionMNIST", "Hub", "MacroF1", "OverSet"]
 __all__ += [
     "LabelFlip",
     "LeastSquares",

@@ -20,18 +20,10 @@ from gossamer.config.registry import imported, register
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput
 from gossamer.tasks import data, language, splits, task
+from gossamer.tasks.metrics import Metrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.rows import InTest, Rows, read_rows
-from gossamer.tasks.task import (
-    Metric,
-    ModelField,
-    Pair,
-    Reference,
-    RootMean,
-    Task,
-    TaskSource,
-    for_each,
-)
+from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
     "classification": (F.cross_entropy, {"accuracy": task.accuracy}),
@@ -76,7 +68,7 @@ class Hub(data.Source, TaskSource):
     transform: Reference | None = None
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
-    metrics: dict[str, Reference] = Field(default_factory=dict)  # in addition to the loss's metrics
+    metrics: Metrics = Field(default_factory=dict)  # in addition to the loss's metrics
     model: ModelField = Field(default="mlp", validate_default=True)
 
     def load(self, data_root: Path | None, seed: int) -> Task:
@@ -99,13 +91,12 @@ class Hub(data.Source, TaskSource):
             train, test = data.split_by_owner(owners, self.train_fraction, split_purpose)
         pairs = self._transformed(_rows(inputs, targets, train), _rows(inputs, targets, test))
         loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
-        extra = {name: imported(path, f"task.metrics.{name}") for name, path in self.metrics.items()}
         return Task(
             model=task.model_factory(self.model, data_root, shape=task.shapes(pairs[0][0]), classes=outputs),
             train=pairs[0],
             test=pairs[1],
             loss=loss,
-            metrics={**metrics, **extra},
+            metrics={**metrics, **chosen_metrics(self.metrics, names)},
             groups=None if self.owner is None else torch.from_numpy(owners[train]),
             classes=names,
             augment=None if self.augment is None else imported(self.augment, "task.augment"),

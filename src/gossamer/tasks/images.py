@@ -18,6 +18,7 @@ from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
 from gossamer.tasks.data import hub_dataset, hub_provenance, image_decoder, label_decoder
+from gossamer.tasks.metrics import NewMetrics
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, classification
 
@@ -47,6 +48,7 @@ class ImageClassification(TaskSource):
     model: ModelField = Field(default="mlp", validate_default=True)
     # A function of the images of a training batch and a generator, such as gossamer.tasks.images:crop_and_flip.
     augment: Reference | None = None
+    metrics: NewMetrics  # in addition to the accuracy
     # Train on only this many samples, drawn with a key from the seed (smaller draws are subsets of larger
     # ones); None for all. The test set stays complete.
     samples: PositiveInt | None = None
@@ -73,7 +75,7 @@ class ImageClassification(TaskSource):
         augment = None if self.augment is None else imported(self.augment, "task.augment")
         train, test = self._tensors(pixels, labels), self._tensors(*test_images)
         more = {"augment": augment, "provenance": self.provenance(data_root)}
-        return classification(self.model, data_root, train, test, self.classes, **more)
+        return classification(self.model, data_root, train, test, self.classes, self.metrics, **more)
 
     def provenance(self, data_root: Path | None) -> Provenance:
         """Where the images come from."""

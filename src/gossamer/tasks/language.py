@@ -21,9 +21,9 @@ from gossamer.config import Section
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
 from gossamer.tasks.data import Source, package
+from gossamer.tasks.metrics import IGNORED as IGNORED
 from gossamer.tasks.task import ExpMean, Metric, ModelSource
 
-IGNORED = -100  # the target of a token that is ignored
 LLM = "'gossamer[llm]'"  # what to install
 
 # The files read from a model's folder. Weights are safetensors, so nothing is unpickled.

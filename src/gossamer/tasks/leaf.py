@@ -37,6 +37,7 @@ from gossamer.tasks.data import (
     split_by_owner,
 )
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
+from gossamer.tasks.metrics import NewMetrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
@@ -93,9 +94,10 @@ class LeafTask(TaskSource):
 
     path: Path | None
     model: ModelField
+    metrics: NewMetrics  # in addition to those of the task
     classes: ClassVar[Sequence[str] | None] = ("0", "1")
     loss: ClassVar[Metric] = staticmethod(F.cross_entropy)
-    metrics: ClassVar[Mapping[str, Metric]] = {"accuracy": accuracy}
+    means: ClassVar[Mapping[str, Metric]] = {"accuracy": accuracy}
 
     @abstractmethod
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
@@ -132,7 +134,7 @@ class LeafTask(TaskSource):
             train=train[:2],
             test=test[:2],
             loss=type(self).loss,
-            metrics=self.metrics,
+            metrics={**self.means, **chosen_metrics(self.metrics, self.classes)},
             groups=train[2],
             classes=self.classes,
             provenance=self.provenance(data_root),
@@ -304,7 +306,7 @@ class Reddit(_Words):
     model: ModelField = Field(default={"name": "next-word-lstm"}, validate_default=True)
     classes: ClassVar[Sequence[str] | None] = None
     loss: ClassVar[Metric] = staticmethod(token_loss)
-    metrics: ClassVar[Mapping[str, Metric]] = {**METRICS, "accuracy": known_accuracy}
+    means: ClassVar[Mapping[str, Metric]] = {**METRICS, "accuracy": known_accuracy}
 
     def learn(self, users: Iterable[list[Any]]) -> None:
         words = (word for x in users for comment in x for sequence in comment for word in sequence)

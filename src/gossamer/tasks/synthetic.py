@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.randomness import generator
+from gossamer.tasks.metrics import NewMetrics
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import ModelField, Task, TaskSource, classification, model_factory
 
@@ -41,6 +42,7 @@ class Synthetic(TaskSource):
     median: NonNegativeFloat = 54.6
     sigma: NonNegativeFloat = 2.0
     model: ModelField = Field(default="logistic", validate_default=True)
+    metrics: NewMetrics  # in addition to the accuracy
 
     def load(self, data_root: Path | None, seed: int) -> Task:
         rng = generator(seed, "synthetic")
@@ -67,7 +69,7 @@ class Synthetic(TaskSource):
         train, test = (inputs[~in_test], targets[~in_test]), (inputs[in_test], targets[in_test])
         origin = Provenance("generated from the seed", "a tenth of each owner's samples")
         more = {"groups": owner[~in_test], "provenance": origin}
-        return classification(self.model, data_root, train, test, names, **more)
+        return classification(self.model, data_root, train, test, names, self.metrics, **more)
 
 
 def half_mean_square(outputs: Tensor, targets: Tensor) -> Float[Tensor, ""]:

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float, Int
-from pydantic import Field
 from torch import Tensor, nn
 
 from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause
 from gossamer.reads import noting_opened
+from gossamer.tasks.metrics import OverSet, Streamed, chosen_metrics
+from gossamer.tasks.metrics import Reference as Reference
 from gossamer.tasks.provenance import Provenance
 
 Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> scalar mean over the first axis
@@ -54,6 +55,8 @@ class ExpMean(FunctionOfMean):
 
     function = torch.exp
 
+
+AnyMetric = Metric | OverSet | Streamed
 
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -89,8 +92,9 @@ class Task:
             model gets as arguments by name.
         test: the same for the evaluation set ``test``.
         loss: (outputs, targets) -> scalar mean.
-        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`. A name is an
-            identifier: letters, digits and ``_``.
+        metrics: name -> (outputs, targets) -> scalar mean, a :class:`RootMean` or an :class:`ExpMean`; or, for what is no
+            mean over samples, an :class:`OverSet` or a ``Metric`` of torchmetrics. A name is an identifier: letters, digits
+            and ``_``.
         groups: natural owner of each training sample, integers [samples], for the partition ``natural``.
         classes: names of the classes, if the targets are class numbers.
         tests: all evaluation sets by name, starting with ``test``, if there are more than that one. The loss
@@ -106,7 +110,7 @@ class Task:
     train: Pair
     loss: Metric
     tests: Mapping[str, Pair]
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    metrics: Mapping[str, AnyMetric] = field(default_factory=dict)
     groups: Tensor | None = None
     classes: Sequence[str] | None = None
     augment: Augment | None = None
@@ -118,7 +122,7 @@ class Task:
         train: Pair,
         test: Pair | None = None,
         loss: Metric | None = None,
-        metrics: Mapping[str, Metric] | None = None,
+        metrics: Mapping[str, AnyMetric] | None = None,
         groups: Tensor | None = None,
         classes: Sequence[str] | None = None,
         *,
@@ -152,10 +156,13 @@ class Task:
         # Check the types here, since users' tasks are seldom type-checked.
         creates = callable(self.model) and not isinstance(self.model, nn.Module)
         _require(creates, "model", self.model, "a function that creates an nn.Module")
-        for name, function in {"loss": self.loss, **self.metrics}.items():
+        functions: dict[str, Any] = {"loss": self.loss, **self.metrics}
+        for name, function in functions.items():
             # A class such as nn.CrossEntropyLoss can be called with outputs and targets, but creates a module.
             is_function = callable(function) and not isinstance(function, type)
             fits = is_function and not_called_with(function, "outputs", "targets") is None
+            if name != "loss" and not isinstance(function, type):
+                fits = fits or isinstance(function, Streamed)
             _require(fits, name, function, "a function of (outputs, targets)")
         _require(
             "loss" not in self.metrics, "metrics", "loss", "another name, since the loss is recorded too"
@@ -242,7 +249,6 @@ class ModelSource(Component):
         ``classes``, ...). BadInput for files that can't be read or do not fit."""
 
 
-Reference = Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]  # a function, as "package.module:function"
 ModelField = Annotated[Component, ComponentField("model", "task.model")]  # the type of a task's field "model"
 
 
@@ -259,15 +265,22 @@ def model_factory(
 
 
 def classification(
-    model: Component, data_root: Path | None, train: Pair, test: Pair, classes: Sequence[str], **more: Any
+    model: Component,
+    data_root: Path | None,
+    train: Pair,
+    test: Pair,
+    classes: Sequence[str],
+    metrics: Mapping[str, str],
+    **more: Any,
 ) -> Task:
-    """A task with cross-entropy loss and the metric ``accuracy``. ``more`` are further arguments of :class:`Task`."""
+    """A task with cross-entropy loss, the metric ``accuracy`` and the ``metrics`` of a field of type
+    :data:`~gossamer.tasks.metrics.Metrics`. ``more`` are further arguments of :class:`Task`."""
     return Task(
         model=model_factory(model, data_root, shape=shapes(train[0]), classes=len(classes)),
         train=train,
         test=test,
         loss=F.cross_entropy,
-        metrics={"accuracy": accuracy},
+        metrics={"accuracy": accuracy, **chosen_metrics(metrics, classes)},
         classes=classes,
         **more,
     )

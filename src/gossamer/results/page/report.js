@@ -503,13 +503,15 @@
     });
     data.metrics.forEach((metric, index) => {
       const panel = element("div", { id: `curve-${index}`, className: "plot" });
-      byId(metric.system ? "system-curves" : "curves").append(element("figure", { className: "panel" },
+      byId(metric.system ? "system-curves" : metric.of_class ? "class-curves" : "curves").append(element("figure", { className: "panel" },
         element("figcaption", {}, element("h3", { textContent: metric.title })), panel));
       listen(panel, true);
     });
     for (const id of ["topology", "labels", "timeline"]) listen(byId(id), false);
-    byId("system").hidden = !data.metrics.some((metric) => metric.system);
-    byId("system").addEventListener("toggle", draw);
+    for (const [id, kind] of [["system", "system"], ["classes", "of_class"]]) {
+      byId(id).hidden = !data.metrics.some((metric) => metric[kind]);
+      byId(id).addEventListener("toggle", draw);
+    }
     byId("controls").hidden = data.metrics.length === 0;
     byId("run").addEventListener("change", (event) => { state.run = Number(event.target.value); draw(); });
     byId("colour").addEventListener("change", (event) => { state.colour = event.target.value; drawPoint(); });

@@ -581,7 +581,8 @@ class Cohort(Node):
 
     @_same_for_all
     def record(self, **values: Any) -> None:
-        if ROW_COLUMNS & values.keys():
+        prefixes = self._setup.set_prefixes
+        if ROW_COLUMNS & values.keys() or any(name.startswith(prefixes) for name in values):
             raise Divergence
         for value in values.values():
             for item in value.each if type(value) is PerNode else [value]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from gossamer.config import Simulate
 from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
-from gossamer.learning.evaluate import Evaluator, MetricValues
+from gossamer.learning.evaluate import Evaluator
+from gossamer.learning.measures import MetricValues
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
@@ -185,7 +186,9 @@ class Executor:
             say(text)
         device, samples = options.device, experiment.evaluation.samples
         shared_rows = rows if self.trainer.evaluates_many else None
-        self._evaluator = Evaluator(setup.task, experiment.seed, samples, device, workers, say, shared_rows)
+        self._evaluator = Evaluator(
+            setup.task, experiment.seed, samples, device, workers, say, shared_rows, setup.measures
+        )
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         with self._profile.part("evaluate" if kind is ComputationKind.EVALUATE else "train"):

@@ -71,7 +71,8 @@ class Coordinator:
             setup, self, self._workers.has_room, None if checkpoint is None else checkpoint.rounds
         )
         experiment = setup.experiment
-        evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
+        samples = experiment.evaluation.samples
+        evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
         self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
         self._clock = EstimatedClock(time.monotonic)

@@ -110,7 +110,8 @@ class ComputeResources:
         self._setup = setup
         self.rows = Rows(setup.layout.size)
         self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, self.rows)
-        self.evaluator = Evaluator(setup.task, experiment.seed, experiment.evaluation.samples)
+        samples = experiment.evaluation.samples
+        self.evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
         self._freed_bytes: int | None = None  # memory that a step allocated and freed
         self._common: Model | None = None
         if experiment.initial != "independent":

@@ -1,0 +1,250 @@
+"""A trial of a task's loss and metrics before a run: whether those that are taken for means over samples are means, and what
+the others return.
+
+Each is computed for some samples as a whole, and for unequal parts of them, once in their order and once sorted by target.
+It is a mean over samples if the mean of its values for the parts, weighted by their sizes, is its value for the whole. This
+is tried with the outputs of a fresh model, with these shuffled within each sample, and with normal draws, half of which are
+right: a fresh model may predict one class only, for which e.g. the recall of another one is 0 on every part."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from gossamer.errors import BadInput, GossamerError, cause, is_own
+from gossamer.learning.evaluate import CURE, chosen_from, drawn_sample
+from gossamer.learning.measures import Measures, MetricValues, columns_of, fresh_streams, measured, part
+from gossamer.learning.parameters import drawing_from, scores, seed_generators
+from gossamer.randomness import SHARED, torch_seed
+from gossamer.tasks.metrics import OverSet
+from gossamer.tasks.task import Metric, Pair, Task
+
+TOLERANCE = 1e-4
+"""The largest difference, relative to the largest value, that is taken for rounding."""
+
+MODEL_SAMPLES = 40  # samples whose outputs a fresh model computes
+_STREAMED_SAMPLES = 1000
+_MAX_SAMPLES, _MAX_NUMBERS = 10_000, 2_000_000  # of drawn outputs
+
+
+def tried_measures(
+    task: Task,
+    seed: int,
+    samples: int | None,
+    fits: Callable[[str, int], None] = lambda on, size: None,
+    personal: Sequence[Int[np.ndarray, " _"]] = (),
+) -> tuple[Measures, list[str]]:
+    """The measures of a task, after a trial, and sentences about them for the user. ``samples`` of each evaluation set are
+    evaluated (None: all), and ``personal`` ones of each node (indices in the training data). If outputs of a whole set are
+    kept, ``fits`` is called first, with each set and the bytes of a sample's outputs. BadInput for a metric that is no mean,
+    though taken for one, and for one that fails."""
+    sets = {name: drawn_sample(task, name, seed, samples) for name in task.tests}
+    key, notes = torch_seed(seed, "try-measures", SHARED), list[str]()
+    with _generators_restored(), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # parts without some class have no recall, of which libraries warn
+        with drawing_from(torch_seed(seed, "initial", SHARED)):
+            module = task.model().eval()
+        few = {name: _few(pair, MODEL_SAMPLES) for name, pair in sets.items()}
+        outputs = {name: scores(module, x) for name, (x, _) in few.items()}
+        measures, whole = Measures.of(task), outputs["test"]
+        if not isinstance(whole, Tensor) or len(whole) != len(few["test"][1]):
+            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
+            problem = f"task.model: returns {shape} for {len(few['test'][1])} samples"
+            if measures.streamed or measures.over_set:
+                raise BadInput(
+                    f"{problem}; accepted with metrics over a set: a tensor whose first axis is the sample"
+                )
+            return measures, [
+                f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
+            ]
+        problems = no_means(measures, whole, few["test"][1], sets["test"][1], key)
+        if problem := problems.pop("loss", ""):
+            measures = Measures.of(task, loss_is_mean=False)
+            notes.append(
+                f"task.loss is no mean over samples ({problem}), as with class weights or ignored targets: recorded losses of"
+                " an evaluation set are of all its samples at once"
+            )
+        if problems:
+            raise BadInput(
+                *(
+                    f"{part(name)} is no mean over samples: {text}; accepted: a mean over samples, or {CURE}"
+                    for name, text in problems.items()
+                )
+            )
+        measures = replace(measures, sample_bytes=whole[0].numel() * whole.element_size())
+        if measures.over_set:
+            for name in sets:
+                fits(name, measures.sample_bytes or 0)
+        tried = {
+            name: _tried(measures, outputs[name], targets, f"{name!r}", key)
+            for name, (_, targets) in sets.items()
+        }
+        alone = replace(measures, streamed={})  # these seldom refuse a set, and take longer
+        for rank, indices in enumerate(personal if measures.over_set else ()):
+            if len(indices):
+                on = f"'personal' of node {rank}"
+                _tried(alone, whole, task.train[1][torch.from_numpy(indices)], on, key)
+    columns = {
+        name: {column: isinstance(value, list) for column, value in values.items()}
+        for name, values in tried["test"].items()
+    }
+    measures = replace(measures, columns=columns)
+    _check_columns(measures, list(sets))
+    notes += [
+        f"{part(name)}: {note}"
+        for name, metric in measures.over_set.items()
+        if isinstance(metric, OverSet) and (note := metric.note()) is not None
+    ]
+    return measures, notes
+
+
+def no_means(
+    measures: Measures, outputs: Tensor, targets: Tensor, more_targets: Tensor, seed: int
+) -> dict[str, str]:
+    """The measures that are taken for means over samples and are none, and how they differ. ``outputs`` are those of a model
+    for the samples with ``targets``; ``more_targets`` are those of the whole set."""
+    cases = list(_cases(outputs, targets, more_targets, seed))
+    return {
+        name: problem
+        for name, measure in measures.means.items()
+        if (problem := next(filter(None, (_no_mean(name, measure, *case, seed) for case in cases)), None))
+    }
+
+
+def _few(pair: Pair, count: int) -> Pair:
+    """Some samples, evenly spaced."""
+    most = len(pair[1])
+    return chosen_from(pair, torch.linspace(0, most - 1, min(count, most)).round().long())
+
+
+def _cases(
+    outputs: Tensor, targets: Tensor, more_targets: Tensor, seed: int
+) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    """Outputs and targets for the trial, and whether each measure must take these outputs."""
+    rng = torch.Generator().manual_seed(seed)
+    yield outputs, targets, True
+    if outputs.dim() > 1 and outputs.shape[-1] > 1:
+        places = torch.rand(outputs.shape, generator=rng).argsort(-1)
+        yield outputs.gather(-1, places), targets, False
+    else:
+        yield outputs[torch.randperm(len(outputs), generator=rng)], targets, False
+    if outputs.is_floating_point():
+        most = max(min(_MAX_SAMPLES, _MAX_NUMBERS // max(outputs[0].numel(), 1)), len(targets))
+        more, _ = _few((more_targets, more_targets), most)
+        drawn = torch.randn((len(more), *outputs.shape[1:]), generator=rng)
+        if not more.is_floating_point() and drawn.shape[:-1] == more.shape:
+            # Half of the samples get their class: by chance alone, a class may have no hit in the whole set.
+            classes = more.long().clamp(0, drawn.shape[-1] - 1)
+            right = 5.0 * (torch.rand(more.shape, generator=rng) < 0.5)
+            drawn.scatter_add_(-1, classes.unsqueeze(-1), right.unsqueeze(-1))
+        yield drawn.to(outputs.dtype), more, False
+
+
+def _no_mean(
+    name: str, measure: Metric, outputs: Tensor, targets: Tensor, accepted: bool, seed: int
+) -> str | None:
+    """How a measure differs from a mean over these samples; None if it does not, or if it does not take these outputs, which
+    no model need have computed."""
+
+    def value(chosen: Int[Tensor, " n"] | slice = slice(None)) -> Tensor:
+        _seed_all(seed)
+        return measured(name, measure, outputs[chosen].clone(), targets[chosen].clone())
+
+    count = len(targets)
+    try:
+        whole = value()
+    except Exception as error:  # noqa: BLE001 - any error of the user's code
+        if not accepted:
+            return None
+        return f"it fails for {count} samples ({cause(error)})"
+    first = max(count // 10, min(2, count // 3), 1)
+    bounds = sorted({0, first, min(first + max(count // 4, 1), count), count})
+    weights = torch.tensor([stop - start for start, stop in pairwise(bounds)]) / count
+    for order in (torch.arange(count), _by_target(targets)):
+        try:
+            values = torch.stack([value(order[start:stop]).double() for start, stop in pairwise(bounds)])
+        except Exception as error:  # noqa: BLE001 - a mean over samples has a value for any of them
+            return f"{float(whole):.4g} for {count} samples, but it fails for some of them ({cause(error)})"
+        mean, largest = float((weights * values).sum()), max(abs(float(whole)), float(values.abs().max()))
+        rounding = 8 * torch.finfo(whole.dtype).eps if whole.is_floating_point() else 0.0
+        both_infinite = not np.isfinite(mean) and not np.isfinite(float(whole))
+        if not both_infinite and not abs(mean - float(whole)) <= max(TOLERANCE, rounding) * largest:
+            return f"{float(whole):.4g} for {count} samples, but {mean:.4g} as the mean over parts of them"
+    return None
+
+
+def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
+    return targets.reshape(len(targets), -1).double().mean(1).argsort(stable=True)
+
+
+def _tried(
+    measures: Measures, outputs: Tensor, targets: Tensor, on: str, seed: int
+) -> dict[str, MetricValues]:
+    """What the measures of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
+    values: dict[str, MetricValues] = {}
+    streams = fresh_streams(measures, "cpu")
+    for name, function in measures.over_set.items():
+        with _failing(name, on):
+            _seed_all(seed)
+            repeated = outputs[torch.arange(len(targets)) % len(outputs)]
+            values[name] = columns_of(name, function(repeated, targets.clone()))
+    _, some = _few((targets, targets), _STREAMED_SAMPLES)
+    for name, metric in streams.items():
+        with _failing(name, on):
+            _seed_all(seed)
+            metric.update(outputs[torch.arange(len(some)) % len(outputs)], some.clone())
+            values[name] = columns_of(name, metric.compute())
+    return values
+
+
+def _check_columns(measures: Measures, sets: list[str]) -> None:
+    """Refuse columns that several measures or sets make."""
+    made: dict[str, str] = {}
+    for name in measures.names:
+        for column in measures.columns.get(name, {name: False}):
+            for on in sets:
+                if (other := made.setdefault(f"{on}_{column}", f"{on} {name}")) != f"{on} {name}":
+                    raise BadInput(
+                        f"{part(name)}: the column {on}_{column} is also of {other}; accepted: other names"
+                    )
+
+
+@contextmanager
+def _failing(name: str, on: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise _failed(name, error, f", on the evaluation set {on}") from error
+
+
+def _failed(name: str, error: Exception, where: str = "") -> BadInput:
+    text = cause(error) if is_own(error) or not isinstance(error, GossamerError) else str(error)
+    text = text if text.startswith(part(name)) else f"{part(name)}: {text}"
+    return BadInput(f"{text}{where}; accepted: parts that fit together")
+
+
+def _seed_all(seed: int) -> None:
+    """Set all global generators, since a metric may draw from any."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    seed_generators(seed, "cpu")
+
+
+@contextmanager
+def _generators_restored() -> Iterator[None]:
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)

@@ -1,0 +1,352 @@
+"""The trial of metrics before a run: means over samples pass, everything else is named, on any fresh model."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from sklearn.metrics import f1_score
+from torch import Tensor, nn
+
+from gossamer import BadInput, Task
+from gossamer.learning.measures import Measures
+from gossamer.learning.trial import no_means, tried_measures
+from gossamer.tasks import Digits, ExpMean, LeastSquares, OverSet, RootMean, accuracy
+from gossamer.tasks.language import IGNORED, METRICS, token_loss
+from gossamer.tasks.movielens import RELEASES
+
+DIGITS = Digits().load(None, 1)
+
+
+# --- metrics that are no means, each written with torch
+
+
+def macro_f1(outputs: Tensor, y: Tensor) -> float:
+    """Over the classes that occur."""
+    counts = np.zeros((10, 10))
+    np.add.at(counts, (y.numpy(), outputs.argmax(1).numpy()), 1)
+    occurs = counts.sum(0) + counts.sum(1)
+    return float((2 * counts.diagonal()[occurs > 0] / occurs[occurs > 0]).mean())
+
+
+def recall(outputs: Tensor, y: Tensor) -> Tensor:
+    """Of class 3; 0 without samples of it."""
+    return ((outputs.argmax(1) == 3) & (y == 3)).sum() / (y == 3).sum().clamp(min=1)
+
+
+def auc(outputs: Tensor, y: Tensor) -> Tensor:
+    """Of class 3: the share of pairs in the right order; 1/2 without pairs."""
+    score, positive = outputs[:, 3], y == 3
+    pairs = score[positive][:, None] - score[~positive][None]
+    return ((pairs > 0).float() + 0.5 * (pairs == 0).float()).mean() if pairs.numel() else torch.tensor(0.5)
+
+
+def calibration_error(outputs: Tensor, y: Tensor) -> Tensor:
+    chance, predicted = outputs.softmax(1).max(1)
+    excess = torch.zeros(11).index_add_(0, (10 * chance).long(), (predicted == y).float() - chance)
+    return excess.abs().sum() / len(y)
+
+
+def precision(outputs: Tensor, y: Tensor) -> Tensor:
+    return ((outputs.argmax(1) == 3) & (y == 3)).sum() / (outputs.argmax(1) == 3).sum().clamp(min=1)
+
+
+def balanced_accuracy(outputs: Tensor, y: Tensor) -> Tensor:
+    counts = torch.bincount(y, minlength=10)
+    hits = torch.bincount(y, weights=(outputs.argmax(1) == y).double(), minlength=10)
+    return (hits[counts > 0] / counts[counts > 0]).mean()
+
+
+def loss_quantile(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="none").quantile(0.9)
+
+
+def worst(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="none").max()
+
+
+def summed(outputs: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="sum")
+
+
+def r2(outputs: Tensor, y: Tensor) -> Tensor:
+    return 1 - ((outputs - y) ** 2).sum() / ((y - y.mean()) ** 2).sum()
+
+
+def median_error(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - y).abs().median()
+
+
+def correlation(outputs: Tensor, y: Tensor) -> Tensor:
+    return torch.corrcoef(torch.stack([outputs.flatten(), y.flatten()]))[0, 1]
+
+
+WRONG: dict[str, Any] = {
+    function.__name__: function
+    for function in (
+        *(macro_f1, recall, auc, calibration_error, precision, balanced_accuracy, loss_quantile),
+        *(worst, summed),
+    )
+}
+WRONG["root_of_median"] = RootMean(lambda outputs, y: median_error(outputs.max(1).values, y.float()))
+WRONG_REGRESSION: dict[str, Any] = {f.__name__: f for f in (r2, median_error, correlation)}
+
+
+# --- means
+
+
+def top_3(outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.topk(3).indices == y[:, None]).any(1).float().mean()
+
+
+def by_numpy(outputs: Tensor, y: Tensor) -> float:
+    return float(np.mean(outputs.numpy().argmax(1) == y.numpy()))
+
+
+def brier(outputs: Tensor, y: Tensor) -> Tensor:
+    return ((outputs.softmax(1) - F.one_hot(y, 10)) ** 2).sum(1).mean()
+
+
+RIGHT: dict[str, Any] = {
+    "accuracy": accuracy,
+    "top_3": top_3,
+    "by_numpy": by_numpy,
+    "brier": brier,
+    "loss2": F.cross_entropy,
+    "perplexity": ExpMean(F.cross_entropy),
+    "root": RootMean(brier),
+    "huge": lambda outputs, y: 1e12 * F.cross_entropy(outputs, y),
+    "tiny": lambda outputs, y: 1e-12 * F.cross_entropy(outputs, y),
+    "signed": lambda outputs, y: (outputs[:, 0] - outputs[:, 1]).mean(),
+    "constant": lambda outputs, y: 7,
+    "never": lambda outputs, y: torch.tensor(float("nan")),
+    "smoothed": nn.CrossEntropyLoss(label_smoothing=0.1),
+    "writes": lambda outputs, y: outputs.clamp_(0, 1).mean(),
+}
+RIGHT_REGRESSION: dict[str, Any] = {
+    "mse": F.mse_loss,
+    "mae": F.l1_loss,
+    "rmse": RootMean(F.mse_loss),
+    "huber": F.huber_loss,
+    "bias": lambda outputs, y: (outputs - y).mean(),
+    "within": lambda outputs, y: ((outputs - y).abs() < 0.1).float().mean(),
+}
+
+
+def refused(task: Task, metrics: dict[str, Any], seed: int) -> set[str]:
+    """The metrics that the trial of a fresh model with this seed refuses."""
+    x, y = task.test
+    some = torch.linspace(0, len(y) - 1, 40).round().long()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        outputs = task.model().eval()(x[some])
+        return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], y, seed))
+
+
+@pytest.mark.timeout(300)
+def test_no_fresh_model_lets_a_wrong_metric_through() -> None:
+    for seed in range(200):
+        assert refused(DIGITS, WRONG, seed) == set(WRONG), seed
+
+
+def test_no_fresh_model_refuses_a_mean() -> None:
+    for seed in range(8):
+        assert refused(DIGITS, RIGHT, seed) == set(), seed
+
+
+def test_no_fresh_model_of_a_regression_lets_a_wrong_metric_through() -> None:
+    for seed in range(60):
+        task = LeastSquares(test_samples=200).load(None, seed)
+        assert refused(task, WRONG_REGRESSION, seed) == set(WRONG_REGRESSION), seed
+        if seed < 4:
+            assert refused(task, RIGHT_REGRESSION, seed) == set(), seed
+
+
+@pytest.mark.parametrize("order", ["sorted by class", "as it is"])
+def test_a_wrong_metric_is_refused_with_the_cure(order: str) -> None:
+    x, y = DIGITS.test
+    chosen = y.argsort(stable=True) if order == "sorted by class" else torch.arange(len(y))
+
+    def plain_f1(outputs: Tensor, targets: Tensor) -> float:
+        return float(f1_score(targets, outputs.argmax(1), average="macro", zero_division=0))
+
+    task = replace(
+        DIGITS, tests={"test": (x[chosen], y[chosen])}, metrics={"f1": plain_f1, "accuracy": accuracy}
+    )
+    with pytest.raises(
+        BadInput, match=r"task\.metrics\.f1 is no mean over samples: .*OverSet\(function\)"
+    ) as error:
+        tried_measures(task, 1, None)
+    assert len(error.value.problems) == 1
+    assert "torchmetrics" in str(error.value)
+
+
+def test_a_metric_that_fails_for_parts_is_none() -> None:
+    """As scikit-learn's AUC does without samples of a class."""
+
+    def needs_all(outputs: Tensor, targets: Tensor) -> Tensor:
+        if len(targets.unique()) < 10:
+            raise ValueError("too few classes")
+        return outputs.mean()
+
+    with pytest.raises(BadInput, match=r"needs_all is no mean .* fails for 40 samples \(ValueError: too few"):
+        tried_measures(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
+
+
+def tokens(loss: Callable[[Tensor, Tensor], Tensor], metrics: dict[str, Any]) -> Task:
+    """Next tokens, a different number of which is padding in each text."""
+    rng = torch.Generator().manual_seed(1)
+    x, y = (torch.randint(11, (60, 9), generator=rng) for _ in range(2))
+    y[torch.arange(9)[None] > torch.randint(1, 9, (60, 1), generator=rng)] = IGNORED
+    module = nn.Sequential(nn.Embedding(11, 8), nn.Linear(8, 11))
+    return Task(lambda: module, (x, y), (x, y.to(torch.int16)), loss, metrics)
+
+
+def test_losses_of_language_that_ship_are_means_over_texts() -> None:
+    measures, notes = tried_measures(tokens(token_loss, METRICS), 1, None)
+    assert (list(measures.means), notes) == (["loss", "accuracy", "perplexity"], [])
+
+
+def test_clipped_ratings_are_means() -> None:
+    release = RELEASES["100k"]
+    metrics = {"rmse": RootMean(release.clipped(F.mse_loss)), "accuracy": release.clipped(release.accuracy)}
+    ratings = torch.arange(50).remainder(5) + 1.0
+    task = Task(
+        lambda: nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)),
+        *[(torch.randn(50, 1), ratings)] * 2,
+        F.mse_loss,
+        metrics,
+    )
+    measures, notes = tried_measures(task, 1, None)
+    assert (list(measures.means), notes) == (["loss", "rmse", "accuracy"], [])
+
+
+def test_probabilities_as_outputs_are_means() -> None:
+    """Normal draws are no probabilities, so such a loss refuses them."""
+    x, y = torch.randn(30, 4), torch.arange(30).remainder(2).float()[:, None]
+    task = Task(lambda: nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (x, y), (x, y), F.binary_cross_entropy)
+    assert list(tried_measures(task, 1, None)[0].means) == ["loss"]
+    wrong = replace(task, metrics={"spread": lambda outputs, y: outputs.std()})
+    with pytest.raises(BadInput, match=r"task\.metrics\.spread is no mean"):
+        tried_measures(wrong, 1, None)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.CrossEntropyLoss(weight=torch.linspace(0.1, 2, 10)),
+        nn.CrossEntropyLoss(ignore_index=3),
+        lambda outputs, y: F.cross_entropy(outputs, y, reduction="sum"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_taken_over_the_set(loss: Any) -> None:
+    measures, [note] = tried_measures(replace(DIGITS, loss=loss), 1, None)
+    assert (list(measures.means), list(measures.over_set)) == (["accuracy"], ["loss"])
+    assert note.startswith("task.loss is no mean over samples (")
+    assert note.endswith("recorded losses of an evaluation set are of all its samples at once")
+
+
+def test_generators_are_set_for_each_call_and_restored() -> None:
+    seen: list[tuple[float, float, float]] = []
+
+    def drawing(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append((random.random(), np.random.random(), float(torch.rand(()))))
+        return outputs.mean() + seen[-1][0] + seen[-1][1] + seen[-1][2]
+
+    def states() -> list[Any]:  # not Python's, from which the checks of types draw in tests
+        return [np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
+
+    before = states()
+    tried_measures(replace(DIGITS, metrics={"drawing": drawing}), 1, None)
+    assert states() == before
+    assert len(seen) > 5
+    assert len(set(seen)) == 1
+
+
+def test_a_single_sample_and_equal_targets_are_no_obstacle() -> None:
+    x, _ = DIGITS.test
+    for count in (1, 2, 3, 5):
+        task = replace(DIGITS, tests={"test": (x[:count], torch.zeros(count, dtype=torch.int64))})
+        assert list(tried_measures(task, 1, None)[0].means) == ["loss", "accuracy"]
+
+
+def test_outputs_without_an_axis_of_samples_are_named() -> None:
+    """Tokens of all texts in one axis."""
+
+    def loss(outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y.long().flatten(), ignore_index=IGNORED)
+
+    module = nn.Sequential(nn.Embedding(11, 8), nn.Flatten(0, 1), nn.Linear(8, 11))
+    task = replace(tokens(loss, {}), model=lambda: module)
+    measures, [note] = tried_measures(task, 1, None)
+    assert list(measures.means) == ["loss"]
+    assert note.startswith("task.model: returns (360, 11) for 40 samples, so that loss")
+    with pytest.raises(
+        BadInput, match=r"returns \(360, 11\) for 40 samples; accepted with metrics over a set"
+    ):
+        tried_measures(replace(task, metrics={"all": OverSet(loss)}), 1, None)
+
+
+def test_columns_are_known_before_the_run() -> None:
+    metrics: dict[str, Any] = {
+        "accuracy": accuracy,
+        "several": OverSet(lambda outputs, y: {"first": 1, "second": [1.0, 2.0]}),
+        "top": OverSet(lambda outputs, y: outputs.max()),
+    }
+    measures, _ = tried_measures(replace(DIGITS, metrics=metrics), 1, None)
+    assert measures.columns == {"several": {"first": False, "second": True}, "top": {"top": False}}
+    assert measures.numbers() == ["loss", "accuracy", "first", "top"]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("text", "returns a str; accepted: a number"),
+        ({"a b": 1}, "returns 'a b'; accepted: identifiers"),
+        (torch.zeros(101, 100), "returns 10,100 numbers; accepted: at most 10,000"),
+        ({"accuracy": 1.0}, "the column test_accuracy is also of test accuracy; accepted: other names"),
+        (["x"], "returns a list with a str"),
+    ],
+)
+def test_values_that_cannot_be_recorded_are_refused(value: Any, problem: str) -> None:
+    metrics = {"accuracy": accuracy, "odd": OverSet(lambda outputs, y: value)}
+    with pytest.raises(BadInput, match=f"task.metrics.odd: .*{problem}") as error:
+        tried_measures(replace(DIGITS, metrics=metrics), 1, None)
+    assert len(error.value.problems) == 1
+
+
+def test_an_error_over_a_set_names_the_set() -> None:
+    def failing(outputs: Tensor, y: Tensor) -> float:
+        if len(y) == 7:
+            raise ValueError("seven")
+        return 0.0
+
+    x, y = DIGITS.test
+    task = replace(DIGITS, tests={"test": (x, y), "ood": (x[:7], y[:7])}, metrics={"bad": OverSet(failing)})
+    with pytest.raises(
+        BadInput, match=r"task\.metrics\.bad: ValueError: seven .*, on the evaluation set 'ood'"
+    ):
+        tried_measures(task, 1, None)
+    assert tried_measures(task, 1, 6)[0].columns == {"bad": {"bad": False}}
+
+
+def test_a_node_whose_own_samples_have_no_value_is_named() -> None:
+    def classes(outputs: Tensor, y: Tensor) -> float:
+        if len(y.unique()) < 2:
+            raise ValueError("one class")
+        return 1.0
+
+    labels = DIGITS.train[1].numpy()
+    personal = [np.empty(0, np.int64), np.arange(20), np.flatnonzero(labels == 4)[:9]]
+    task = replace(DIGITS, metrics={"classes": OverSet(classes)})
+    with pytest.raises(
+        BadInput, match=r"ValueError: one class .*, on the evaluation set 'personal' of node 2"
+    ):
+        tried_measures(task, 1, None, personal=personal)
+    assert tried_measures(task, 1, None, personal=personal[:2])[1] == []
