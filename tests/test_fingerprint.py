@@ -237,7 +237,7 @@ def test_own_task_that_reads_the_data_root_unseen_is_named(here: Path) -> None:
 def test_own_task_that_reads_a_named_folder_unseen_is_named(here: Path) -> None:
     """Until it notes what it reads."""
     text = TASK.format(path="'x.npy'").replace("np.load('x.npy')", "np.ones((8, 3), np.float32)")
-    text = text.replace("folder=None", "folder: Path").replace(
+    text = text.replace("data_root=None, folder=None", "folder: Path").replace(
         "import torch\n", "import torch\nfrom pathlib import Path\n", 1
     )
     write({"mine.py": text, "d/a.parquet": "1", "d/b/c.parquet": "2", "d/notes.md": "3"})
