@@ -234,6 +234,28 @@ def test_own_task_that_reads_the_data_root_unseen_is_named(here: Path) -> None:
     assert prepare(experiment(task="mine:load")).fingerprint["unknown"] == []
 
 
+def test_own_task_that_reads_a_named_folder_unseen_is_named(here: Path) -> None:
+    """Until it notes what it reads."""
+    text = TASK.format(path="'x.npy'").replace("np.load('x.npy')", "np.ones((8, 3), np.float32)")
+    text = text.replace("data_root=None, folder=None", "folder: Path").replace(
+        "import torch\n", "import torch\nfrom pathlib import Path\n", 1
+    )
+    write({"mine.py": text, "d/a.parquet": "1", "d/b/c.parquet": "2", "d/notes.md": "3"})
+    task = {"name": "mine:load", "folder": "d"}
+    assert prepare(experiment(task=task)).fingerprint["unknown"] == [
+        "what is read in task.folder, if anything"
+    ]
+    noted = "from gossamer.reads import note\n" + text.replace(
+        "    x = ", "    note(folder, ['*.parquet'])\n    x = "
+    )
+    write({"noted.py": noted})
+    found = prepare(experiment(task={"name": "noted:load", "folder": "d"})).fingerprint
+    assert found["unknown"] == []
+    assert found["data"][0].get("files") == {
+        name: sha256(f"d/{name}") for name in ("a.parquet", "b/c.parquet")
+    }
+
+
 def test_many_files_have_one_hash(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.fingerprint.MAX_NAMED", 1)
     write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")})

@@ -4,7 +4,7 @@ The fingerprint of a run names the own modules of the experiment and the modules
 statements say so, with the hash of each source file. A module is a user's own if it is neither gossamer's nor of Python's
 library nor in a folder of installed packages. Modules are found and read, but never executed. The data is all files that are
 read for the nodes together (:mod:`gossamer.reads`) and the files that the experiment names. Their names do not depend on the
-machine: they begin with the field that names them, the data root, or the id on the Hugging Face hub.
+machine: they begin with the field that names them, or "data_root".
 """
 
 from __future__ import annotations
@@ -259,11 +259,14 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
 
 
 def _unseen(experiment: Experiment, entries: Iterable[DataEntry]) -> Iterator[str]:
-    """What an own task may have read unseen: files below the data root, of which it opened none with Python's functions."""
-    task = experiment.task
+    """What may have been read unseen: in a folder that is named, or below the data root by an own task."""
+    seen, task = {entry["of"] for entry in entries}, experiment.task
+    for field, path in paths(experiment):
+        if path.is_dir() and field not in seen:
+            yield f"what is read in {field}, if anything"
     takes_root = not isinstance(task, FunctionComponent) or "data_root" in type(task).model_fields
-    own = isinstance(task, Component) and not task.module_of().startswith("gossamer.") and takes_root
-    if own and experiment.data_root is not None and "data_root" not in {entry["of"] for entry in entries}:
+    own = takes_root and not task.module_of().startswith("gossamer.")
+    if own and experiment.data_root is not None and "data_root" not in seen:
         yield f"what {task.name_of()} reads below data_root, if anything"
 
 

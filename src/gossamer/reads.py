@@ -16,8 +16,8 @@ _WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class Read(NamedTuple):
-    """A file, or the files of a folder (below it too) whose names match some patterns. ``opened``: it may be anything that a
-    user's code has opened."""
+    """A file, or the files of a folder (below it too) whose names match one of some patterns, if there are any.
+    ``opened``: it may be anything that a user's code has opened."""
 
     path: Path
     patterns: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Read(NamedTuple):
             os.path.relpath(os.path.join(folder, name), self.path)  # noqa: PTH118 - there may be many thousands
             for folder, _, names in os.walk(self.path)
             for name in names
-            if any(fnmatch(name, pattern) for pattern in self.patterns)
+            if any(fnmatch(name, pattern) for pattern in self.patterns or ("*",))
         ]
         return sorted(found)
 
@@ -54,7 +54,13 @@ def noting() -> Iterator[dict[Read, None]]:
 
 
 def note(path: Path, patterns: Sequence[str] = (), *, opened: bool = False) -> None:
-    """Note that a file, or the files of a folder whose names match the patterns, are read."""
+    """Note that a file, or the files of a folder, are read, so that the run's fingerprint has their hashes. An own task calls
+    this for files that it does not open with Python's functions.
+
+    Args:
+        path: the file or folder. Files below the folder count too.
+        patterns: those files of a folder count whose names match one of these, such as "*.parquet"; none is all files.
+        opened: whether it is only known that the file was opened."""
     if (noted := _noted.get()) is not None:
         noted[Read(path, tuple(patterns), opened)] = None
 

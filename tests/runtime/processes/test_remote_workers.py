@@ -297,15 +297,15 @@ def write_lab(folder: Path, stars: int, comment: str) -> None:
     data.mkdir(parents=True)
     rows = [f"{user},{film},{stars},0" for user in (1, 2, 3, 4) for film in range(1, 9)]
     (data / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows))
-    (folder / "mine.py").write_text(
-        f"{comment}\nfrom gossamer.algorithms import DPSGD\nclass Mine(DPSGD): pass\n"
+    (folder / "labs.py").write_text(
+        f"{comment}\nfrom gossamer.algorithms import DPSGD\nclass Own(DPSGD): pass\n"
     )
 
 
 def test_worker_with_other_code_or_data_is_refused(
     fleet: Fleet, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run waits for a worker that has the same, at another place."""
+    """The run waits for workers that have the same, also at another place."""
     for name, stars, comment in (
         ("one", 3, "# as it is"),
         ("two", 4, "# edited"),
@@ -315,33 +315,30 @@ def test_worker_with_other_code_or_data_is_refused(
 
     def worker(name: str) -> int:
         monkeypatch.chdir(here / name)
-        return fleet.start(listen.address, "--data-root", str(here / name / "root"), "--wait", "30", slots=2)
+        return fleet.start(listen.address, "--data-root", str(here / name / "root"), "--wait", "60", slots=2)
 
-    other = worker("two")
-    observer = At()
+    class Meets(At):
+        """Starts the others when the first worker has been refused."""
+
+        joined: tuple[int, ...] = ()
+
+        def say(self, text: str) -> None:
+            super().say(text)
+            if "is refused" in text and not self.joined:
+                self.joined = worker("one"), worker("three")
+
+    other, observer = worker("two"), Meets()
     monkeypatch.chdir(here / "one")
-    monkeypatch.syspath_prepend(here / "one")
-    described = experiment(
-        task="movielens", partition="iid", algorithm="mine:Mine", data_root="root", stop={"rounds": 2}
-    )
-
-    def join_when_refused(text: str) -> None:
-        observer.texts.append(text)
-        if "is refused" in text:
-            pids.extend([worker("one"), worker("three")])
-            monkeypatch.chdir(here / "one")
-
-    pids: list[int] = []
-    monkeypatch.setattr(observer, "say", join_when_refused)
+    described = experiment(task="movielens", algorithm="labs:Own", data_root="root", stop={"rounds": 2})
     run = gossamer.run(described, here, observer=observer, listen=listen)
-    what = "module mine and data_root/movielens/ml-latest-small/ratings.csv"
+    what = "module labs and data_root/movielens/ml-latest-small/ratings.csv"
     text = f"worker 1 (127.0.0.1) is refused: it has other code or data than the coordinator: {what}"
     assert run.status == "done"
     assert text in observer.texts
     assert run.events.filter(pl.col("event") == "refused")["detail"].to_list() == [text]
     assert fleet.wait(other) == 1
     assert f"refuses this worker, which has other code or data: {what}" in fleet.said()
-    assert [fleet.wait(pid) for pid in pids] == [0, 0]
+    assert [fleet.wait(pid) for pid in observer.joined] == [0, 0]
 
 
 def test_taken_address_and_simulation_are_bad_input(tmp_path: Path) -> None:

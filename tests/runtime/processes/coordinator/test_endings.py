@@ -14,6 +14,7 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run, RunFailed, api, load_run
+from gossamer.fingerprint import Fingerprint, unknown
 from gossamer.results import recorder
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import RunFolder
@@ -150,6 +151,7 @@ def test_engine_is_closed_before_tables_are_compacted(
 
     class Interrupted:
         description: ClassVar[dict[str, Any]] = {}
+        fingerprint: ClassVar[Fingerprint] = unknown()
 
         def run(self, *_: object) -> Outcome:
             raise KeyboardInterrupt

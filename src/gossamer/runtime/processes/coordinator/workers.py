@@ -270,7 +270,7 @@ class JoinedWorkers(Workers):
 
     def _refuse(self, worker: _Worker, why: str) -> None:
         # Its connection stays open until it has heard that its message has arrived.
-        self._workers = {name: other for name, other in self._workers.items() if other is not worker}
+        del self._workers[next(name for name, other in self._workers.items() if other is worker)]
         self._refused(f"{worker.name} is refused: {why}")
 
     def _disconnected(self, session_name: str, error: str | None) -> None:

@@ -261,14 +261,14 @@ class JoinedWorker(Worker):
         self._retry_at, self._deadline = 0.0, time.monotonic() + wait_s
 
     def run(self) -> None:
-        while self._over is None:
+        while self._over is None and not (self._differs and self._session.settled):
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
             self.serve()
-            if self._differs and self._session.settled:
-                raise RunFailed(
-                    f"{self._coordinator} refuses this worker, which has other code or data: {some(self._differs)}"
-                )
+        if self._differs:
+            raise RunFailed(
+                f"{self._coordinator} refuses this worker, which has other code or data: {some(self._differs)}"
+            )
         log.info("the run is over (%s)", self._over)
 
     def _join(self) -> None:
