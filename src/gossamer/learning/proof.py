@@ -8,6 +8,7 @@ begins. Parameters after a step are not compared, since RMSprop turns a rounding
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -270,8 +271,9 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """The norm of a difference; zero where the second one is not finite, since such a run diverges either way."""
-    return float((one - other).norm()) if other.isfinite().all() else 0.0
+    """The norm of a difference, infinite if only the first one is not finite; zero if the second one is not, since such a
+    run diverges either way."""
+    return float((one - other).norm().nan_to_num(nan=math.inf)) if other.isfinite().all() else 0.0
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
