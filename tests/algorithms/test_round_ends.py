@@ -41,6 +41,7 @@ def test_variants_that_mix_last_end_with_mixing() -> None:
     assert not kinds["d-psgd"]().ends_with_steps()
     assert not kinds["gradient-tracking"]().ends_with_steps()
     assert not kinds["gossip-learning-on-receipt"](create="um").ends_with_steps()
+    assert not kinds["gossip-learning-on-receipt"](create="rw").ends_with_steps()  # never mixes
     assert not kinds["sgp"](overlap=1).ends_with_steps()
 
 

@@ -94,9 +94,9 @@ class Algorithm(Component):
         return False
 
     def ends_with_steps(self) -> bool:
-        """Whether a round ends with local steps that are mixed only in a later round, or never. Records then show models
-        from after these steps (``evaluation.of: round``), unless they show the result of the last mixing (``mixed``).
-        The default is no: a round ends with the mixing."""
+        """Whether a round ends with local steps that are mixed only in a later round. Records then show models from after
+        these steps (``evaluation.of: round``), unless they show the result of the last mixing (``mixed``). The default
+        is no: a round ends with the mixing, or nothing is ever mixed."""
         return False
 
     def takes_back(self) -> bool:

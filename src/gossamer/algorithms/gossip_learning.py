@@ -131,7 +131,7 @@ class GossipLearningOnReceipt(_Gossip):
     period_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
 
     def ends_with_steps(self) -> bool:
-        return self.create != "um"
+        return self.create == "mu"
 
     def mixing(self) -> Mixing:
         replaced = self.create == "rw"

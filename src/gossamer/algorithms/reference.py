@@ -35,9 +35,6 @@ class Local(Algorithm):
     def sends_models(self) -> bool:
         return False
 
-    def ends_with_steps(self) -> bool:
-        return True
-
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():
             await node.train(self.local_steps)

@@ -106,7 +106,7 @@ class Setup:
         if alone := self._without_neighbours():
             named = listed(map(str, alone)) if len(alone) < 10 else f"{len(alone)} of {experiment.nodes}"
             notes.append(f"topology: nodes without neighbours: {named} (ranks count from 0)")
-        if experiment.evaluation.of == "round" and self.ends_with_steps:
+        if experiment.evaluation.of == "round" and experiment.algorithm.ends_with_steps():
             notes.append(
                 f"a round of {experiment.algorithm.name_of()} ends with local steps that are not mixed yet, and models"
                 " are shown after them (evaluation.of: mixed shows the last mixing)"
@@ -123,12 +123,6 @@ class Setup:
         ranks = range(graph.nodes) if graph.nodes > 1 else ()
         return [rank for rank in ranks if not (graph.neighbors(rank, "out") or graph.neighbors(rank, "in"))]
 
-    @property
-    def ends_with_steps(self) -> bool:
-        """Whether a round ends with local steps, although the algorithm mixes models."""
-        algorithm = self.experiment.algorithm
-        return bool(algorithm.ends_with_steps() and algorithm.sends_models())
-
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""
         graph, mixing = self.graph(0), mixing_of(self.experiment)
@@ -143,7 +137,7 @@ class Setup:
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
-            "ends_with_steps": self.ends_with_steps,
+            "ends_with_steps": self.experiment.algorithm.ends_with_steps(),
             "evaluation_samples": {
                 name: [min(self.experiment.evaluation.samples or len(targets), len(targets)), len(targets)]
                 for name, (_, targets) in self.task.tests.items()

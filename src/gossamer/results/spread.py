@@ -110,5 +110,8 @@ def table(rows: pl.DataFrame, metric: str) -> Table:
         text += late
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
-    title = f"mean {metric_title(metric)} over the rounds by distance, and rounds until halfway to the sources' last value"
+    title = (
+        f"mean {metric_title(metric)} over the rounds by distance on the first graph, and rounds until halfway to the"
+        " sources' last value"
+    )
     return title, head, [[group, *(row.get(d, NOTHING) for d in distances)] for group, row in lines.items()]

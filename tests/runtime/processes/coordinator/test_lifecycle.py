@@ -48,6 +48,7 @@ class Record(NamedTuple):
 class Without(NamedTuple):
     rank: int
     keep: bool
+    gone: bool = True
 
 
 class Rejoin(NamedTuple):
@@ -93,7 +94,7 @@ class Scene:
             self.commands.append(command)
 
     def without(self, rank: int, *, keep: bool, gone: bool = True) -> None:
-        self.do(Without(rank, keep))
+        self.do(Without(rank, keep, gone))
 
     def rejoin(self, *arguments: Any) -> None:
         self.do(Rejoin(*arguments))
@@ -311,6 +312,14 @@ def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.lifecycle.away == {2: "node 0 can't reach node 2: timed out"}
     assert scene.take(2, Progress(4, 0.0, Traffic())) == [Tell(rank, Find(2, False)) for rank in range(3)]
+
+
+def test_value_of_an_unreachable_node_counts_until_it_dies() -> None:
+    scene = Scene(3).begin()
+    scene.take(0, Unreachable(2, "timed out"))
+    assert scene.of(Without) == [Without(2, keep=True, gone=False)]
+    scene.take(2, Exited("killed by SIGKILL"))
+    assert scene.of(Without)[1:] == [Without(2, keep=False)]
 
 
 def test_waits_are_reported_while_no_round_ends() -> None:

@@ -396,6 +396,10 @@ class Lifecycle:
             self.away[rank] = why
             self._tell_all(self._present(), Lost(rank, why, incarnation))
             self._coordinator.without(rank, keep=keep, gone=incarnation is not None)
+        elif (
+            incarnation is not None
+        ):  # the others already go on without it, but its last value counted until now
+            self._coordinator.without(rank, keep=keep)
         self._introduce_next()
 
     def _present(self) -> list[int]:
