@@ -191,6 +191,18 @@ def test_missing_and_nested_values_are_refused_by_file_and_row(tmp_path: Path) -
         hub(tmp_path / "lists.parquet", inputs="x")
 
 
+def test_a_test_text_that_is_too_short_is_not_replaced_by_training_text(tmp_path: Path) -> None:
+    (tmp_path / "train.txt").write_text("abcdefgh" * 10)
+    (tmp_path / "test.txt").write_text("abcdef")
+    settings = {"inputs": "text", "targets": None, "loss": "next-token"}
+    with pytest.raises(
+        BadInput, match=r"task.context: 8, for 9 training and 0 test samples; accepted: a smaller one"
+    ):
+        hub(tmp_path, **settings, context=8)
+    task = hub(tmp_path, **settings, context=5)
+    assert (len(task.train[1]), task.test[0].tolist()) == (15, [[0, 1, 2, 3, 4]])
+
+
 def test_rounded_whole_numbers_are_said(tmp_path: Path) -> None:
     table = pl.DataFrame({"a": [2**24, 2**24 + 1, 3], "b": [1, 2, 3], "label": [0, 1, 0]})
     table.write_parquet(tmp_path / "a.parquet")
@@ -217,7 +229,8 @@ def test_the_run_says_and_records_what_was_read(tmp_path: Path) -> None:
         "targets": "label",
         "model": "logistic",
     }
-    experiment = Experiment(nodes=2, task=task, topology="ring", algorithm="d-psgd", stop={"rounds": 1})
+    fields = {"nodes": 2, "task": task, "topology": "ring", "algorithm": "d-psgd", "stop": {"rounds": 1}}
+    experiment = Experiment.of(fields)
     run = gossamer.run(experiment, tmp_path / "runs", observer=Told())
     line = (
         f"data: {tmp_path.resolve()}: 20 training samples (train.parquet), 9 test samples (test.parquet); test set: the files"

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from gossamer import BadInput
 from gossamer.config.registry import build
 from gossamer.tasks import Task, load_task
 from gossamer.tasks import summary as module
@@ -90,6 +91,25 @@ def test_own_tasks_are_described_by_their_tensors() -> None:
     )
     assert record["classes"] == 2
     assert record["inputs"] == {"dtype": "float32", "shape": [3]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
+def test_rare_types_and_empty_inputs_are_compared(dtype: torch.dtype) -> None:
+    x, y = torch.arange(12.0).reshape(4, 3).to(dtype), torch.zeros(4)
+    assert compare((x, y), (x[:2], y[:2])) == Shared(2, 2, 4)
+    assert compare(
+        ({"x": x, "none": torch.zeros(4, 0)}, y), ({"x": x, "none": torch.zeros(4, 0)}, y)
+    ) == Shared(4, 4, 4)
+    assert compare((x.clone().requires_grad_(), y), (x, y)) == Shared(4, 4, 4)
+
+
+@pytest.mark.usefixtures("shapes_unchecked")
+def test_provenance_has_its_type() -> None:
+    data = torch.zeros(3, 1), torch.zeros(3)
+    with pytest.raises(
+        BadInput, match="task.provenance: got 'a file'; accepted: a gossamer.tasks.Provenance"
+    ):
+        own(data, data, provenance="a file")
 
 
 def test_large_finite_values_are_finite() -> None:

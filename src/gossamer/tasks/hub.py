@@ -55,8 +55,9 @@ class Hub(data.Source, TaskSource):
     inputs: str | tuple[str, ...] | dict[str, str] = "text"
     targets: str | tuple[str, ...] | None = None  # None with next-token only
     owner: str | None = None  # the column of owners, for the partition natural
-    train: str = "train"  # the training split
-    test: str = "test"  # the test split
+    # The splits, by words in the names of files and folders, or patterns of their paths (gossamer.tasks.splits).
+    train: str = "train"
+    test: str = "test"
     # Without a test split: fraction of each owner's samples that is for training, drawn at random, or the first
     # ones with next-token.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
@@ -87,7 +88,7 @@ class Hub(data.Source, TaskSource):
             inputs, (targets, names) = self._inputs(rows, data_root), self._targets(rows)
             outputs = len(names) if names else targets.shape[1]
         train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
-        if not len(test):
+        if not (len(test) or rows.files.test):
             train, test = data.split_by_owner(owners, self.train_fraction, split_purpose)
         pairs = self._transformed(_rows(inputs, targets, train), _rows(inputs, targets, test))
         loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
@@ -219,12 +220,15 @@ class Hub(data.Source, TaskSource):
             end = count * self.context
             inputs.append(tokens[:end].view(count, self.context))
             targets.append(tokens[1 : end + 1].view(count, self.context))
-        counts = [len(samples) for samples in inputs]
-        if sum(counts) < 2:
-            raise BadInput(
-                f"task.context: {self.context}, for {sum(counts)} samples; accepted: a smaller one"
-            )
+        counts, split = [len(samples) for samples in inputs], in_test.any()
         owners, in_test = (streams[column].to_numpy().repeat(counts) for column in ("owner", "test"))
+        if sum(counts) < 2 or (split and len(set(in_test.tolist())) < 2):
+            found = (
+                f"{(~in_test).sum()} training and {in_test.sum()} test samples"
+                if split
+                else f"{sum(counts)} samples"
+            )
+            raise BadInput(f"task.context: {self.context}, for {found}; accepted: a smaller one")
         return (torch.cat(inputs), torch.cat(targets)), owners, in_test, vocabulary
 
     def _tokens_of(self, texts: pl.Series, data_root: Path | None) -> tuple[Callable[[str], list[int]], int]:

@@ -92,7 +92,7 @@ def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
 
 
 def _kind(column: pl.Series) -> str:
-    """What values of different types must have in common: words, numbers, or their type."""
-    if data.is_numeric(column):
+    """What the values of a column are in every file: numbers or words of any type, or values of one type."""
+    if column.dtype.is_numeric():
         return "numbers"
     return "words" if column.dtype in (pl.String, pl.Categorical, pl.Enum) else str(column.dtype.base_type())

@@ -64,7 +64,7 @@ def compare(train: Pair, test: Pair) -> Shared | None:
     Of each set at most :data:`MOST_ROWS` samples and :data:`MOST_BYTES` bytes are compared. A hash of some values of each
     sample finds the candidates, and a hash of all values decides."""
     tensors, others = _tensors(train), _tensors(test)
-    if not all(map(_in_memory, (*tensors, *others))) or _kinds(tensors) != _kinds(others):
+    if not tensors or not all(map(_in_memory, (*tensors, *others))) or _kinds(tensors) != _kinds(others):
         return None
     rows, looked_for = _spaced(tensors), _spaced(others)
     keys, wanted = _keys(tensors, rows), _keys(others, looked_for)
@@ -75,7 +75,7 @@ def compare(train: Pair, test: Pair) -> Shared | None:
 
 
 def _tensors(pair: Pair) -> list[Tensor]:
-    """The tensors of inputs, by name, and targets."""
+    """The tensors of inputs, by name, and targets, without those that have no values."""
     inputs, targets = pair
     return (
         [*(inputs[name] for name in sorted(inputs)), targets]

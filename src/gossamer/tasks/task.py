@@ -185,6 +185,8 @@ class Task:
             fits = isinstance(self.groups, Tensor) and self.groups.shape == (self.samples,)
             owners = f"a tensor of integers, one owner per training sample ({self.samples})"
             _require(fits and self.groups.dtype in INTEGERS, "groups", self.groups, owners)
+        named = self.provenance is None or isinstance(self.provenance, Provenance)
+        _require(named, "provenance", self.provenance, "a gossamer.tasks.Provenance")
 
     def _check_pair(self, name: str, pair: Any) -> None:
         fits = isinstance(pair, tuple | list) and len(pair) == 2
