@@ -195,7 +195,7 @@ def test_a_metric_that_fails_for_parts_is_none() -> None:
             raise ValueError("too few classes")
         return outputs.mean()
 
-    with pytest.raises(BadInput, match=r"needs_all is no mean .* fails for 40 samples \(ValueError: too few"):
+    with pytest.raises(BadInput, match=r"needs_all is no mean .* fails for 24 samples \(ValueError: too few"):
         tried_measures(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
 
 
@@ -286,9 +286,9 @@ def test_outputs_without_an_axis_of_samples_are_named() -> None:
     task = replace(tokens(loss, {}), model=lambda: module)
     measures, [note] = tried_measures(task, 1, None)
     assert list(measures.means) == ["loss"]
-    assert note.startswith("task.model: returns (360, 11) for 40 samples, so that loss")
+    assert note.startswith("task.model: returns (216, 11) for 24 samples, so that loss")
     with pytest.raises(
-        BadInput, match=r"returns \(360, 11\) for 40 samples; accepted with metrics over a set"
+        BadInput, match=r"returns \(216, 11\) for 24 samples; accepted with metrics over a set"
     ):
         tried_measures(replace(task, metrics={"all": OverSet(loss)}), 1, None)
 

@@ -157,7 +157,8 @@ def test_resumed_run_extends_the_table(folder: RunFolder) -> None:
         ([1, 2.5], [1.0, 2.5]),
         ([True, False], [True, False]),
         (["a", 1], ["a", "1"]),
-        ([[1, 2], None], ["[1, 2]", None]),
+        ([[1, 2], None], [[1, 2], None]),
+        ([[1, "a"], None], ['[1, "a"]', None]),
         ([2**70, 1], [float(2**70), 1.0]),
     ],
 )

@@ -240,16 +240,21 @@ def test_models_and_outputs_that_are_not_finite_have_no_values(value: float) -> 
         assert values["test_confusion"] is None
 
 
-def test_outputs_that_do_not_fit_are_refused_with_the_way_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def streamed() -> Task:
+    return replace(task(), metrics={"f1": MulticlassF1Score(3)})
+
+
+def test_outputs_that_do_not_fit_are_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """230 samples with 3 outputs of 4 bytes each, and a copy, for one worker."""
+    given = experiment(engine={"name": "simulate", "workers": 1})
     monkeypatch.setattr(memory, "available_bytes", lambda: 2 * 230 * 3 * 4 - 1)
     with pytest.raises(
         BadInput, match=r"^task.metrics: the outputs for the 230 samples of 'test'.*torchmetrics"
     ):
-        memory.check_outputs(experiment(engine={"name": "simulate", "workers": 1}), "test", 230, 12)
-    memory.check_outputs(experiment(engine={"name": "simulate", "workers": 1}), "test", 229, 12)
+        prepare(given)
+    assert prepare(given.model_copy(update={"task": experiment(task=f"{__name__}:streamed").task}))
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2 * 230 * 3 * 4)
+    assert prepare(given)
 
 
 class Recording(Algorithm):

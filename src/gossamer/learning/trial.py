@@ -31,7 +31,7 @@ from gossamer.tasks.task import Metric, Pair, Task
 TOLERANCE = 1e-4
 """The largest difference, relative to the largest value, that is taken for rounding."""
 
-MODEL_SAMPLES = 40  # samples whose outputs a fresh model computes
+MODEL_SAMPLES = 24  # samples whose outputs a fresh model computes
 _STREAMED_SAMPLES = 1000
 _MAX_SAMPLES, _MAX_NUMBERS = 10_000, 2_000_000  # of drawn outputs
 
@@ -53,12 +53,11 @@ def tried_measures(
         warnings.simplefilter("ignore")  # parts without some class have no recall, of which libraries warn
         with drawing_from(torch_seed(seed, "initial", SHARED)):
             module = task.model().eval()
-        few = {name: _few(pair, MODEL_SAMPLES) for name, pair in sets.items()}
-        outputs = {name: scores(module, x) for name, (x, _) in few.items()}
-        measures, whole = Measures.of(task), outputs["test"]
-        if not isinstance(whole, Tensor) or len(whole) != len(few["test"][1]):
-            shape = tuple(whole.shape) if isinstance(whole, Tensor) else type(whole).__name__
-            problem = f"task.model: returns {shape} for {len(few['test'][1])} samples"
+        x, y = _few(sets["test"], MODEL_SAMPLES)
+        measures, outputs = Measures.of(task), scores(module, x)
+        if not isinstance(outputs, Tensor) or outputs.shape[:1] != y.shape[:1]:
+            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            problem = f"task.model: returns {shape} for {len(y)} samples"
             if measures.streamed or measures.over_set:
                 raise BadInput(
                     f"{problem}; accepted with metrics over a set: a tensor whose first axis is the sample"
@@ -66,7 +65,7 @@ def tried_measures(
             return measures, [
                 f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
             ]
-        problems = no_means(measures, whole, few["test"][1], sets["test"][1], key)
+        problems = no_means(measures, outputs, y, sets["test"][1], key)
         if problem := problems.pop("loss", ""):
             measures = Measures.of(task, loss_is_mean=False)
             notes.append(
@@ -80,19 +79,18 @@ def tried_measures(
                     for name, text in problems.items()
                 )
             )
-        measures = replace(measures, sample_bytes=whole[0].numel() * whole.element_size())
+        measures = replace(measures, sample_bytes=outputs[0].numel() * outputs.element_size())
         if measures.over_set:
             for name in sets:
                 fits(name, measures.sample_bytes or 0)
         tried = {
-            name: _tried(measures, outputs[name], targets, f"{name!r}", key)
-            for name, (_, targets) in sets.items()
+            name: _tried(measures, outputs, targets, f"{name!r}", key) for name, (_, targets) in sets.items()
         }
         alone = replace(measures, streamed={})  # these seldom refuse a set, and take longer
         for rank, indices in enumerate(personal if measures.over_set else ()):
             if len(indices):
                 on = f"'personal' of node {rank}"
-                _tried(alone, whole, task.train[1][torch.from_numpy(indices)], on, key)
+                _tried(alone, outputs, task.train[1][torch.from_numpy(indices)], on, key)
     columns = {
         name: {column: isinstance(value, list) for column, value in values.items()}
         for name, values in tried["test"].items()

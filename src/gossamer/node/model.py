@@ -162,7 +162,7 @@ class OwnModel:
         gradient: Tensor = await self._compute(ComputationKind.GRADIENT, lambda: job, step, 1)
         return gradient
 
-    async def evaluate(self, step: int, model: Model, on: str) -> dict[str, float]:
+    async def evaluate(self, step: int, model: Model, on: str) -> dict[str, Any]:
         """Evaluate a model on an evaluation set, or on the node's training samples (``train``)."""
         limit = self._setup.experiment.evaluation.samples
         known = {name: len(targets[:limit]) for name, (_, targets) in self._setup.task.tests.items()}
@@ -172,7 +172,7 @@ class OwnModel:
         job = EvaluateJob(model, on, self._samples)
         # A forward pass takes about a third of the work of a step.
         work = known[on] / max(self._batches.batch_size, 1) / 3
-        metrics: dict[str, float] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
+        metrics: dict[str, Any] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
         return metrics
 
     async def encoded(self) -> None:

@@ -236,11 +236,12 @@ class Node:
 
     async def evaluate(
         self, v: Float[Tensor, " params"] | Model | None = None, on: str = "test"
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Evaluate a model (None: the node's own) on one of the task's evaluation sets, subsampled as the
         experiment says, or on the node's training samples (``train``). Returns ``loss`` and the task's
-        metrics. Unlike the evaluation that the engine records, it takes time on the node's clock: in a
-        simulation, a third of a step for each batch of samples. ValueError for an unknown evaluation set."""
+        metrics (numbers, but for metrics that return lists or None). Unlike the evaluation that the engine records,
+        it takes time on the node's clock: in a simulation, a third of a step for each batch of samples. ValueError
+        for an unknown evaluation set."""
         return await self._own.evaluate(self.step, self._as_model(v), on)
 
     def reset_optimizer(self) -> None:

@@ -285,7 +285,7 @@ class RunRecord:
         setup: Setup,
         metrics: Segment,
         graphs: Segment,
-        evaluate: Callable[[Model], dict[str, float]],
+        evaluate: Callable[[Model], dict[str, Any]],
         show: Callable[[dict[str, Any]], object],
     ) -> None:
         self._setup, self._metrics, self._graphs = setup, metrics, graphs
