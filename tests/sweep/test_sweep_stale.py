@@ -309,3 +309,31 @@ def test_command_line_stops_keeps_and_repeats(cli: Cli, here: Path) -> None:
     assert cli("sweep", "sweep.yaml", "--again", *HERE)[0] == 0
     code, _, err = cli("sweep", "sweep.yaml", *HERE)
     assert (code, err) == (0, "")
+
+
+def test_reproduction_stops_and_keeps_like_its_sweep(cli: Cli, here: Path) -> None:
+    os.chdir(here)
+    edit("mine", ALGORITHM)
+    check = {"cell": "plain", "measure": "time_s", "number": "mean", "at_least": 0}
+    section = {
+        "title": "t",
+        "paper": "p",
+        "published": "q",
+        "departures": ["None."],
+        "figure": {"metric": "test_loss"},
+        "small": {},
+        "full": {},
+        "claims": [{"text": "Time passes.", "checks": [check]}],
+    }
+    cells = {"plain": {}, "mine": {"algorithm": "mine:Mine"}}
+    described = {"name": "s", "base": TINY, "cells": cells, "reproduction": section}
+    (here / "s.yaml").write_text(yaml.safe_dump(described, sort_keys=False))
+    code, _, err = cli("reproduce", "s.yaml", *HERE)
+    assert code == 0, err
+    edit("mine", ALGORITHM + "# edited\n")
+    code, _, err = cli("reproduce", "s.yaml", *HERE)
+    assert code == 2
+    assert "module mine (mine, seed 1)" in err
+    code, _, err = cli("reproduce", "s.yaml", "--keep", *HERE)
+    assert code == 0
+    assert "stale, since this has changed: module mine (mine, seed 1)" in err
