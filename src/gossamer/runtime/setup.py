@@ -26,6 +26,7 @@ from gossamer.learning.evaluate import try_out
 from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, initial_model, sharing_constants
 from gossamer.learning.proof import failure_of
+from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import choose_trainer
 from gossamer.learning.trial import tried_measures
 from gossamer.messages.tags import Model
@@ -45,7 +46,8 @@ def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
     """Load, partition and check everything that a run needs, before any work starts. ``trainer`` is the one that has proved
     itself in the process that decides for the run; None chooses one here. Raises BadInput, which names the field that can't
     be used."""
-    with noting() as read:
+    # For so little work, several threads are slower than one, above all while other runs compute.
+    with noting() as read, one_thread():
         setup = _prepared(experiment, trainer)
     return replace(setup, fingerprint=fingerprint(experiment, read))
 
