@@ -229,6 +229,13 @@ class Normalized(Plain):
         parameters.sub_(gradient / gradient.norm(), alpha=lr)
 
 
+class Clipped(Plain):
+    """It clips the gradient to a norm that the first gradients of three nodes do not have together."""
+
+    def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+        parameters.sub_(gradient * torch.clamp(100 / gradient.norm(), max=1), alpha=lr)
+
+
 class NormalizedByNode(Plain):
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         parameters.sub_(gradient / gradient.norm(dim=-1, keepdim=True), alpha=lr)
@@ -276,7 +283,7 @@ class CommonCounter(SGD):
         state["steps"].add_(1)
 
 
-@pytest.mark.parametrize("optimizer", [Normalized, Noisy, CommonCounter])
+@pytest.mark.parametrize("optimizer", [Normalized, Clipped, Noisy, CommonCounter])
 def test_optimizers_that_mix_the_nodes_of_a_stack_are_not_batched(optimizer: type[Optimizer]) -> None:
     assert failure("sequential", Curved, optimizer(lr=0.1)) is None
     assert failure("fused", Two, optimizer(lr=0.1)) is None
@@ -369,8 +376,37 @@ def test_loss_that_keeps_state_is_refused() -> None:
         seen.append(1.0)
         return F.cross_entropy(outputs, targets) * len(seen)
 
-    with pytest.raises(BadInput, match="so the model or the loss keeps state"):
+    with pytest.raises(
+        BadInput, match=r"^task.loss: .* so it keeps state of its own, .*; accepted: no state"
+    ):
         failure("sequential", Two, task=replace(images("mlp"), loss=loss))
+
+
+def test_augmentation_that_keeps_state_is_refused() -> None:
+    own = np.random.default_rng(0)
+
+    def augment(inputs: Tensor, rng: np.random.Generator) -> Tensor:
+        return inputs * float(own.uniform())
+
+    with pytest.raises(BadInput, match=r"^task.augment: .*; accepted: numbers drawn from the generator"):
+        failure("sequential", Two, task=replace(images("mlp"), augment=augment))
+
+
+class OwnGenerator(Two):
+    """It draws from a generator of its own, whose state can't be seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = super().forward(x) * torch.rand(1, generator=self.generator)
+        return outputs
+
+
+def test_module_with_hidden_state_is_named() -> None:
+    with pytest.raises(BadInput, match=r"^task.model: .* so OwnGenerator keeps state outside of parameters"):
+        failure("sequential", OwnGenerator)
 
 
 @pytest.mark.parametrize("model", [Cached, Drawing, *(make for name, make in MODELS.items())])

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from gossamer import numerics
 from gossamer.errors import BadInput, GossamerError, cause
@@ -45,6 +46,8 @@ TOLERANCE = 1e-3
 """Largest difference from plain training, as a share of the norm. (Rounding gives 6e-7, what a trainer leaves out 0.1.)"""
 ROUNDING = 2.0**-22
 """The same for values that the optimizer writes, as a share of their size: four units in the last place."""
+SIZES = (1.0, 1e3, 1e-3)
+"""Factors of the gradients with which an optimizer steps a stack."""
 FEWEST, MOST = 2, 8
 """Samples in a batch: batch norm needs two, and a trainer with a way of its own is tried with more."""
 
@@ -85,6 +88,7 @@ class _Proof:
     def __init__(
         self, task: Task, optimizer: Optimizer, layout: Layout, device: str, batch: int, seed: int
     ) -> None:
+        self._given = task, optimizer, layout, device, batch, seed
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
@@ -133,12 +137,17 @@ class _Proof:
 
     def take_plain_steps(self) -> None:
         """Take a step of each node, and that of the first one again: it has to have the same bits."""
+        if (first := self._repeated_step()) is None:
+            self._refuse_shared_state()
+        else:
+            self._check_update(first)
+
+    def _repeated_step(self) -> TrainResult | None:
+        """The first node's step; None if it has other bits when it is repeated after those of other nodes."""
         first = self._step(0)
         for node in range(1, NODES):
             self._step(node)
-        if not self._same(first, self._step(0)):
-            self._refuse_shared_state()
-        self._check_update(first)
+        return first if self._same(first, self._step(0)) else None
 
     def _same(self, one: TrainResult, other: TrainResult) -> bool:
         """Whether two results of one step are the same."""
@@ -162,11 +171,26 @@ class _Proof:
         self._step(1)
         after = _attributes(module)
         changed = [name for name, value in after.items() if value != before.get(name)]
-        where = f"{type(module).__name__} ({', '.join(changed)})" if changed else "the model or the loss"
+        shared = "which simulated nodes would share and real ones would not"
+        if not changed:
+            for field, without in {"augment": None, "loss": _mean_output}.items():
+                if getattr(self._task, field) is not without and self._repeats_with(field, without):
+                    what = (
+                        "numbers drawn from the generator that it gets" if field == "augment" else "no state"
+                    )
+                    raise BadInput(
+                        f"task.{field}: {repeated}, so it keeps state of its own, {shared}; accepted: {what}"
+                    )
+        where = type(module).__name__ + (f" ({', '.join(changed)})" if changed else "")
         raise BadInput(
-            f"task.model: {repeated}, so {where} keeps state outside of parameters and buffers, which simulated nodes would"
-            " share and real ones would not; accepted: state in buffers (register_buffer)"
+            f"task.model: {repeated}, so {where} keeps state outside of parameters and buffers, {shared}; accepted: state in"
+            " buffers (register_buffer)"
         )
+
+    def _repeats_with(self, field: str, value: Any) -> bool:
+        """Whether the first step repeats if the task has another augmentation or loss."""
+        task, *others = self._given
+        return _Proof(replace(task, **{field: value}), *others)._repeated_step() is not None
 
     def _check_update(self, first: TrainResult) -> None:
         """Refuse an update that changes nothing, or whose random numbers no run repeats."""
@@ -220,36 +244,52 @@ class _Proof:
     def _failure_of_stack(
         self, jobs: Sequence[TrainJob], after: Sequence[TrainResult], gradients: Sequence[Tensor]
     ) -> str | None:
-        """What the optimizer does differently with a stack of nodes, which have taken 0, 1 and 2 steps."""
+        """What the optimizer does differently with a stack of nodes, which have taken 0, 1 and 2 steps. Gradients of other
+        sizes are tried too: a threshold on the norm may be reached by many nodes together, or late in a run."""
         [last] = self._plain.train([jobs[2]._replace(start=after[2].model, state=after[2].state)])
-        vectors = [jobs[0].start.parameters, after[1].model.parameters, last.model.parameters]
-        vectors = [vector.clone() for vector in vectors]
-        states = [_copied(state) for state in (jobs[0].state, after[1].state, last.state)]
-        step, lr = self._optimizer.step, self._optimizer.lr
-        stack = self._rows.stack(vectors)
-        state = {name: self._rows.stack([single[name] for single in states]) for name in states[0]}
-        differs = "steps a stack of nodes [nodes, P] in another way than each of them"
+        starts = [jobs[0].start.parameters, after[1].model.parameters, last.model.parameters]
+        states = [jobs[0].state, after[1].state, last.state]
         name = self._optimizer.name_of()
-        for _ in range(2):
-            before = [vector.clone() for vector in vectors]
+        for factor in SIZES:
+            scaled = [gradient * factor for gradient in gradients]
+            vectors, own = [vector.clone() for vector in starts], [_copied(state) for state in states]
+            differs = "steps a stack of nodes [nodes, P] in another way than each of them"
             try:
-                seed_generators(0, self._rows.device)
-                step(stack, self._rows.stack(list(gradients)), state, lr)
+                same = self._steps_alike(vectors, own, scaled)
             except Exception as error:  # noqa: BLE001 - the user's code, with shapes that it may not expect
                 return f"can't be used, for the optimizer {name} {differs}: it raises {cause(error)}"
-            for node, vector in enumerate(vectors):
+            if not same:
+                return f"can't be used, for the optimizer {name} {differs}"
+        return None
+
+    def _steps_alike(
+        self, vectors: Sequence[Tensor], states: Sequence[State], gradients: Sequence[Tensor]
+    ) -> bool:
+        """Whether two steps of the optimizer change a stack of vectors and states as they change each of them, in place."""
+        step, lr = self._optimizer.step, self._optimizer.lr
+        stack = self._rows.stack(list(vectors))
+        stacked = {name: self._rows.stack([single[name] for single in states]) for name in states[0]}
+        for _ in range(2):
+            before = [vector.clone() for vector in vectors]
+            seed_generators(0, self._rows.device)
+            step(stack, self._rows.stack(list(gradients)), stacked, lr)
+            for node, (vector, state) in enumerate(zip(vectors, states, strict=True)):
                 seed_generators(0, self._rows.device)
-                step(vector, gradients[node].clone(), states[node], lr)
+                step(vector, gradients[node].clone(), state, lr)
                 pairs = [(stack[node], vector, float((vector - before[node]).norm()))]
-                pairs += [
-                    (state[key][node], value, float(value.norm())) for key, value in states[node].items()
-                ]
+                pairs += [(stacked[key][node], value, float(value.norm())) for key, value in state.items()]
                 if any(
                     _apart(one, other) > TOLERANCE * size + ROUNDING * float(other.norm())
                     for one, other, size in pairs
                 ):
-                    return f"can't be used, for the optimizer {name} {differs}"
-        return None
+                    return False
+        return True
+
+
+def _mean_output(outputs: Any, targets: Tensor) -> Tensor:
+    """A loss without state: the mean of all outputs that depend on the parameters."""
+    depend = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.cat([leaf.float().reshape(-1) for leaf in depend]).mean()
 
 
 def _numpys_place() -> int:
