@@ -250,6 +250,14 @@ def test_classes_with_names_of_splits_are_not_taken_for_splits(tmp_path: Path) -
     assert (len(task.train[1]) + len(task.test[1]), task.classes) == (6, ["car", "train"])
 
 
+@pytest.mark.parametrize("other", ["b.pgm", "c.heic", "d.avif", "e.jp2", "f.jfif", "g.ppm", "h.PNM", "i.dcm"])
+def test_images_that_cannot_be_read_are_named(tmp_path: Path, other: str) -> None:
+    for number in range(4):
+        paint(tmp_path / "ant" / f"{number}.png", number)
+    (tmp_path / "ant" / other).write_bytes(b"P5")
+    assert said(pictures(tmp_path)).endswith(f"not read: ant/{other}")
+
+
 def test_patterns_choose_images(tmp_path: Path) -> None:
     for folder in ("one", "two", "three"):
         for number in range(3):

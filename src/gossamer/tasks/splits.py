@@ -25,39 +25,9 @@ KINDS = {
 ACCEPTED = ", ".join(f".{suffix}" for suffixes in KINDS.values() for suffix in suffixes)
 
 # Suffixes of other files that may be meant as data; a script or a licence next to the data is not worth a word.
-_UNREAD = (
-    *(
-        "arff",
-        "avro",
-        "bin",
-        "bz2",
-        "dat",
-        "data",
-        "feather",
-        "gz",
-        "h5",
-        "hdf5",
-        "json",
-        "mat",
-        "npy",
-        "npz",
-    ),
-    *(
-        "orc",
-        "pickle",
-        "pkl",
-        "pt",
-        "rar",
-        "svmlight",
-        "tar",
-        "tsv",
-        "ubyte",
-        "xls",
-        "xlsx",
-        "xml",
-        "xz",
-        "zip",
-    ),
+_UNREAD = re.compile(
+    "arff|avro|bin|bz2|dat|data|feather|gz|h5|hdf5|json|mat|npy|npz|orc|pickle|pkl|pt|rar|svmlight|tar|tsv|ubyte|xls|xlsx|xml"
+    "|xz|zip|avif|cr2|dcm|dds|dib|dng|exr|hdr|heic|heif|ico|j2k|jfif|jp2|jpe|jpx|jxl|nef|nii|pbm|pcx|pgm|pnm|ppm|psd|raw|tga"
 )
 # What the package datasets writes beside its data.
 _METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
@@ -213,7 +183,8 @@ def _check_unread(files: Files, kinds: Mapping[Path, str], train: str, test: str
 def _is_data(path: Path) -> bool:
     """Whether a file that can't be read may be meant as data."""
     name = path.name.lower()
-    return name.rpartition(".")[2].rpartition("-")[2] in _UNREAD and name not in _METADATA
+    suffix = name.rpartition(".")[2].rpartition("-")[2]
+    return _UNREAD.fullmatch(suffix) is not None and name not in _METADATA
 
 
 def _visible(root: Path) -> Callable[[Path], bool]:
