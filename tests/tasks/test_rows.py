@@ -83,6 +83,18 @@ def test_words_in_one_split_and_numbers_in_another_are_refused(tmp_path: Path) -
         hub(tmp_path)
 
 
+def test_words_of_several_types_become_text(tmp_path: Path) -> None:
+    """An Enum's order holds if all files have it; the names of two Enums are in alphabetical order."""
+    big, small = pl.Enum(["bee", "ant"]), pl.Enum(["ant"])
+    drawn(4, 0, ["ant", "bee"] * 2).cast({"label": big}).write_parquet(tmp_path / "train.parquet")
+    for other, classes in ((big, ["bee", "ant"]), (small, ["ant", "bee"]), (pl.Categorical, ["ant", "bee"])):
+        drawn(2, 1, ["ant"] * 2).cast({"label": other}).write_parquet(tmp_path / "test.parquet")
+        task = hub(tmp_path)
+        assert task.classes == classes
+        assert [classes[number] for number in task.train[1]] == ["ant", "bee"] * 2
+        assert [classes[number] for number in task.test[1]] == ["ant"] * 2
+
+
 def test_classes_that_the_test_set_lacks_keep_their_numbers(tmp_path: Path) -> None:
     drawn(6, 0, ["ant", "bee", "cat"] * 2).write_csv(tmp_path / "train.csv")
     drawn(3, 1, ["cat", "ant", "cat"]).write_csv(tmp_path / "test.csv")

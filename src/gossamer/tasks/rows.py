@@ -43,8 +43,8 @@ class Rows:
 
 def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
     """Read columns (name -> the field of the task that names it) of all files. Whole numbers in some files and floats in
-    others become floats. BadInput for a column that a file lacks, that has words in one file and numbers in another one,
-    or that has a missing value."""
+    others become floats; words of several types, such as two Enums, become text. BadInput for a column that a file lacks,
+    that has words in one file and numbers in another one, or that has a missing value."""
     paths = (*files.train, *files.test)
     if splits.kind_of(paths[0]) == "image":
         tables = [data.read_images(paths, files.name)]
@@ -81,6 +81,9 @@ def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
         if len(kinds) > 1:
             problem = " and ".join(f"{dtype} in {name}" for dtype, name in kinds.values())
             raise BadInput(f"task.{field_}: {column!r} is {problem}; accepted: one type")
+        types = {table.schema[column] for _, table in filled}
+        if "words" in kinds and len(types) > 1:
+            filled = [(path, table.cast({column: pl.String})) for path, table in filled]
     table = pl.concat([part for _, part in filled], how="vertical_relaxed")
     rows = Rows(files, table, np.cumsum(counts).tolist(), np.arange(len(table)) >= trained, remarks)
     for column, field_ in columns.items():
