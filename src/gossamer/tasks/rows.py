@@ -74,6 +74,13 @@ def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
             raise BadInput(f"task.{split}: no rows in {splits.some(map(files.name, named))}; accepted: rows")
     empty = [files.name(path) for path, count in zip(paths, counts, strict=True) if not count]
     remarks = [f"no rows in {splits.some(empty)}"] if empty else []
+    if splits.kind_of(paths[0]) == "CSV":
+        for first, *rest in dict.fromkeys(
+            tuple(names) for t in tables if (names := data.numbers_as_names(t))
+        ):
+            remarks.append(
+                f"numbers taken as names of columns: {f'{first} to {rest[-1]}' if rest else first}"
+            )
     for column, field_ in columns.items():
         kinds = {
             _kind(table[column]): (table[column].dtype, files.name(path)) for path, table in reversed(filled)
