@@ -15,6 +15,8 @@ from gossamer import BadInput, Experiment
 from gossamer.results.report import render
 from gossamer.tasks import Hub, Task
 from gossamer.tasks.data import read_table
+from gossamer.tasks.rows import read_rows
+from gossamer.tasks.splits import find
 from gossamer.tasks.summary import summary
 
 
@@ -83,6 +85,18 @@ def test_words_in_one_split_and_numbers_in_another_are_refused(tmp_path: Path) -
         hub(tmp_path)
 
 
+def test_words_of_several_types_become_text(tmp_path: Path) -> None:
+    """An Enum's order holds if all files have it; the names of two Enums are in alphabetical order."""
+    big, small = pl.Enum(["bee", "ant"]), pl.Enum(["ant"])
+    drawn(4, 0, ["ant", "bee"] * 2).cast({"label": big}).write_parquet(tmp_path / "train.parquet")
+    for other, classes in ((big, ["bee", "ant"]), (small, ["ant", "bee"]), (pl.Categorical, ["ant", "bee"])):
+        drawn(2, 1, ["ant"] * 2).cast({"label": other}).write_parquet(tmp_path / "test.parquet")
+        task = hub(tmp_path)
+        assert task.classes == classes
+        assert [classes[number] for number in task.train[1]] == ["ant", "bee"] * 2
+        assert [classes[number] for number in task.test[1]] == ["ant"] * 2
+
+
 def test_classes_that_the_test_set_lacks_keep_their_numbers(tmp_path: Path) -> None:
     drawn(6, 0, ["ant", "bee", "cat"] * 2).write_csv(tmp_path / "train.csv")
     drawn(3, 1, ["cat", "ant", "cat"]).write_csv(tmp_path / "test.csv")
@@ -122,8 +136,14 @@ IRIS = "5.1,3.5,1.4,0.2,Iris-setosa\n4.9,3.0,1.4,0.2,Iris-setosa\n7.0,3.2,4.7,1.
         (IRIS, ["5.1", "3.5", "1.4", "0.2", "Iris-setosa"]),
         ("1,1,0\n0,1,1\n1,0,1\n", ["1", "1_duplicated_0", "0"]),
         ("5.1,,1.4\n4.9,3.0,1.4\n", ["5.1", "1.4"]),  # its second cell is missing
-        ("red,big,yes\nblue,big,no\nred,small,yes\n", ["red", "big", "yes"]),
+        ("red,big,yes\nblue,big,no\nred,small,yes\n" * 2, ["red", "big", "yes"]),
         ("true,1.5,3\nfalse,2.5,7\n", ["true", "1.5", "3"]),
+        ("1,2,p\n4,9,q\n3,1,p\n8,8,q\n2,7,q\n5,5,p\n", ["1", "2", "p"]),  # in steps of 1 by chance
+        ("1,2,p\n4,9,q\n3,1,r\n", ["1", "2", "p"]),
+        ("5,6,7\n1,0,3\n2,2,1\n", ["5", "6", "7"]),
+        ("0,1,yes\n1,0,no\n1,1,yes\n0,0,no\n0,1,no\n", ["0", "1", "yes"]),
+        ("0,so dull\n1,a fine film\n0,no\n1,well done\n", ["0", "so dull"]),
+        ("1912,1954,Turing\n1903,1957,von Neumann\n1906,1992,Hopper\n", ["1912", "1954"]),
     ],
 )
 def test_data_in_place_of_names_are_refused(tmp_path: Path, text: str, columns: list[str]) -> None:
@@ -135,22 +155,43 @@ def test_data_in_place_of_names_are_refused(tmp_path: Path, text: str, columns: 
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "taken"),
     [
-        "0,1,label\n0.5,1.5,0\n2.5,3.5,1\n" * 2,  # "label" is no number
-        "2019,2020,2021\n5,6,0\n7,8,1\n",  # years
-        "0,1,2\n0.5,1.5,0\n2.5,3.5,1\n",  # pandas, without names
-        "400,402.5,405,kind\n0.5,0.6,0.7,x\n0.1,0.2,0.3,y\n",  # wavelengths
-        "id,2019,2021\n1,6,0\n2,8,1\n",
-        "word,kind\nword,noun\nrun,verb\n",
-        ",0,1\n0,0.5,1.5\n1,2.5,3.5\n",  # pandas, with its index
+        ("0,1,label\n0.5,1.5,0\n2.5,3.5,1\n" * 2, "0 to 1"),  # "label" is no number
+        ("2019,2020,2021\n5,6,0\n7,8,1\n", "2019 to 2021"),
+        ("2000,2005,2007,y\n5,6,0,a\n7,8,1,b\n", "2000 to 2007"),
+        ("country,2000,2005\nChad,10,3000\nPeru,1999,2001\n", "2000 to 2005"),
+        ("0,1,2\n0.5,1.5,0\n2.5,3.5,1\n", "0 to 2"),  # pandas, without names
+        ("0,label\n0.5,a\n2.5,b\n", "0"),
+        ("0,10,100,1000,label\n" + "1,2,3,4,low\n5,6,7,8,high\n" * 2, "0 to 1000"),  # doses
+        ("400,402.5,405,kind\n" + "0.5,0.6,0.7,x\n0.1,0.2,0.3,y\n" * 2, "400 to 405"),  # wavelengths
+        ("id,2019,2021\n1,6,0\n2,8,1\n", "2019 to 2021"),
+        (",0,1\n0,0.5,1.5\n1,2.5,3.5\n", "0 to 1"),  # pandas, with its index
+        ("word,kind\nword,noun\nrun,verb\n", None),
+        ("word,kind\n" + "word,noun\nrun,verb\n" * 2, None),  # one of two columns has its name
+        ("text\nsome\ntext\n", None),
     ],
 )
-def test_names_that_are_numbers_are_read(tmp_path: Path, text: str) -> None:
+def test_names_that_could_be_data_are_read_and_numbers_are_said(
+    tmp_path: Path, text: str, taken: str | None
+) -> None:
     (tmp_path / "data.csv").write_text(text)
-    names, *rows = text.splitlines()
+    names, *lines = text.splitlines()
     table = read_table(tmp_path / "data.csv")
-    assert (table.columns, len(table)) == (names.split(","), len(rows))
+    assert (table.columns, len(table)) == (names.split(","), len(lines))
+    files = find(tmp_path / "data.csv")
+    remarks = read_rows(files, dict.fromkeys(table.columns, "inputs")).remarks
+    assert remarks == ([] if taken is None else [f"numbers taken as names of columns: {taken}"])
+
+
+def test_names_that_are_numbers_are_said_once_in_the_line(tmp_path: Path) -> None:
+    for name, rows in (("train-1", 30), ("train-2", 20), ("test", 10)):
+        numbers = np.random.default_rng(rows).standard_normal((rows, 64))
+        table = pl.DataFrame(numbers, schema=[str(column) for column in range(64)])
+        table.with_columns(label=pl.lit(1)).write_csv(tmp_path / f"{name}.csv")
+    line = summary(hub(tmp_path, inputs=["0", "63"]))["line"]
+    assert line.count("numbers taken as names of columns") == 1
+    assert "numbers taken as names of columns: 0 to 63" in line
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])

@@ -61,6 +61,9 @@ TRAIN, TEST = 200, 60
         ("train2017.jsonl", "test2017.jsonl"),
         ("Training/a.csv", "Testing/a.csv"),
         ("train-test-split/train.csv", "train-test-split/test.csv"),
+        ("test-data/train.csv", "test-data/test.csv"),
+        ("train_data/train.csv", "train_data/test.csv"),
+        ("test-data/csv/train/a.csv", "test-data/csv/test/a.csv"),
         ("train-00000-of-00001.parquet", "test-00000-of-00001.parquet"),
     ],
 )
@@ -93,6 +96,30 @@ def test_usual_names_of_splits_are_known(tmp_path: Path, train: str, test: str) 
 )
 def test_outermost_part_with_one_split_decides(parts: tuple[str, ...], split: str | None) -> None:
     assert split_of(parts) == split
+
+
+def test_a_shared_folder_does_not_decide_for_files_that_name_their_splits(tmp_path: Path) -> None:
+    write(tmp_path / "test" / "train.csv", TRAIN, 1000.0)
+    assert said(hub(tmp_path)) == "drawn, 0.1 of the samples, the same for every seed"
+    write(tmp_path / "test" / "valid.csv", TEST, 2000.0)
+    write(tmp_path / "test" / "extra.csv", TEST, 3000.0)
+    (tmp_path / "LICENSE.md").write_text("free\n")
+    task = hub(tmp_path)
+    assert (len(task.train[1]), len(task.test[1])) == (180, 20)
+    assert max(task.train[0].max(), task.test[0].max()) < 2000
+    assert said(task).endswith("not read: test/extra.csv, test/valid.csv")
+
+
+def test_the_reason_for_a_missing_split_names_files(tmp_path: Path) -> None:
+    write(tmp_path / "test" / "a.csv", TRAIN, 1000.0)
+    write(tmp_path / "test" / "b.csv", TRAIN, 2000.0)
+    with pytest.raises(
+        BadInput,
+        match=r"no rows of the split 'train' \(test: test/a.csv, test/b.csv\); accepted: .* or patterns",
+    ):
+        hub(tmp_path)
+    task = hub(tmp_path, train="test/a.csv", test="test/b.csv")
+    assert (len(task.train[1]), len(task.test[1])) == (TRAIN, TRAIN)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +174,11 @@ def test_patterns_choose_files(tmp_path: Path) -> None:
         hub(tmp_path, train="*", test="two/*")
     with pytest.raises(BadInput, match=r"task.train: .* has no rows of the split 'three/\*'"):
         hub(tmp_path, train="three/*")
+
+
+def test_the_name_of_the_only_file_is_of_no_split(tmp_path: Path) -> None:
+    write(tmp_path / "test" / "test.csv", TRAIN, 1000.0)
+    assert len(hub(tmp_path / "test" / "test.csv").train[1]) == 180
 
 
 def test_hidden_files_are_not_looked_at(tmp_path: Path) -> None:
@@ -242,12 +274,25 @@ def test_classes_with_names_of_splits_are_not_taken_for_splits(tmp_path: Path) -
                 paint(tmp_path / "none" / label / f"{number}.png", number)
     task = pictures(tmp_path / "both")
     assert (len(task.train[1]), len(task.test[1]), task.classes) == (6, 6, ["car", "train"])
+    for label in ("car", "test"):
+        for number in range(3):
+            paint(tmp_path / "shared" / "train" / label / f"{number}.png", number)
+    task = pictures(tmp_path / "shared")  # the folder that all files share is the split of all
+    assert (len(task.train[1]) + len(task.test[1]), task.classes) == (6, ["car", "test"])
     with pytest.raises(
         BadInput, match=r"images of no split \(car/0.png, .*\) next to images of splits; accepted: all of"
     ):
         pictures(tmp_path / "none")
     task = pictures(tmp_path / "none", train="*")
     assert (len(task.train[1]) + len(task.test[1]), task.classes) == (6, ["car", "train"])
+
+
+@pytest.mark.parametrize("other", ["b.pgm", "c.heic", "d.avif", "e.jp2", "f.jfif", "g.ppm", "h.PNM", "i.dcm"])
+def test_images_that_cannot_be_read_are_named(tmp_path: Path, other: str) -> None:
+    for number in range(4):
+        paint(tmp_path / "ant" / f"{number}.png", number)
+    (tmp_path / "ant" / other).write_bytes(b"P5")
+    assert said(pictures(tmp_path)).endswith(f"not read: ant/{other}")
 
 
 def test_patterns_choose_images(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import gzip
 import hashlib
 import importlib
 import io
-import itertools
 import logging
 import os
 import re
@@ -48,6 +47,8 @@ DATA = tuple(f"*.{end}" for kind, ends in splits.KINDS.items() if kind != "image
 """Names of files of tables."""
 IMAGES = tuple(f"*.{case}" for end in splits.KINDS["image"] for case in (end, end.upper()))
 """Names of images. (A download from the hub is by exact names.)"""
+
+_YEARS = frozenset(range(1900, 2101))  # that may be names of columns
 
 _GREY = ("1", "L", "LA", "La")  # Pillow's modes of grey images of at most 8 bits
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # of more bits, which Pillow would clip to 255
@@ -328,26 +329,52 @@ def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFr
     return pl.DataFrame([pl.Series("image", images, dtype=encoded), pl.Series("label", labels)])
 
 
+def numbers_as_names(table: pl.DataFrame) -> list[str]:
+    """The names of the columns of numbers that are numbers themselves, in order."""
+    names = map(_name, table.select(column for column in table.columns if is_numeric(table[column])).columns)
+    return [name for name in names if name and _number(name) is not None]
+
+
 def _with_header(table: pl.DataFrame, path: Path) -> pl.DataFrame:
     """A table whose columns have names. BadInput if the first line of the file has data, like the lines below it.
 
-    It has data if the names of all columns of numbers are numbers (or blank, for a missing value); without such columns, if
-    each name is also a value of its column. Numbers in equal steps are names: those that pandas writes for columns without
-    names, years, wavelengths."""
-    names = {column: re.sub(r"_duplicated_\d+$", "", column) for column in table.columns}
-    numeric = [names[column] for column in table.columns if is_numeric(table[column]) and names[column]]
-    if numeric:
-        values = [_number(name) for name in numeric]
-        numbers = [value for value in values if value is not None]
-        steps = {round(later - value, 9) for value, later in itertools.pairwise(numbers)}
-        counts = steps == {1.0} or (len(numbers) > 2 and len(steps) == 1 and steps != {0.0})
-        is_data = len(numbers) == len(values) and not counts
+    A word above numbers is a name, and so the line has names. Otherwise the classes decide (columns of words, each of which
+    is there twice on average): the line has data if most of them have their name below it too. Without classes, it has data
+    if there are columns of numbers, unless their names are 0, 1, 2 ... (as pandas writes them) or years."""
+    numeric = [column for column in table.columns if is_numeric(table[column]) and _name(column)]
+    numbers = [_number(_name(column)) for column in numeric]
+    classes = [column for column in table.columns if _name(column) and _has_classes(table[column])]
+    if None in numbers:
+        is_data = False
+    elif classes:
+        is_data = 2 * sum(_name(column) in table[column] for column in classes) > len(classes)
     else:
-        is_data = len(table) > 1 and all(names[column] in table[column] for column in table.columns)
+        counted = numbers == list(range(len(numbers)))
+        if len(numbers) == 1:
+            counted = counted and 0 not in table[numeric[0]].unique().to_list()
+        is_data = bool(numeric) and not counted and not _are_years(numbers, table.select(numeric))
     if is_data:
-        problem = f"{path}: the first line looks like data ({splits.some(list(names.values()), 6)})"
+        problem = f"{path}: the first line looks like data ({splits.some(map(_name, table.columns), 6)})"
         raise BadInput(f"task: {problem}; accepted: a first line with the names of the columns")
     return table
+
+
+def _name(column: str) -> str:
+    """A column's name in its file, without what polars adds to a name that is there twice."""
+    return re.sub(r"_duplicated_\d+$", "", column)
+
+
+def _has_classes(column: pl.Series) -> bool:
+    """Whether a column has words, each of them twice on average or more often."""
+    words = column.drop_nulls()
+    return column.dtype == pl.String and len(words) >= 2 * words.n_unique() > 0
+
+
+def _are_years(names: Sequence[float | None], table: pl.DataFrame) -> bool:
+    """Whether ascending years are the names of columns, none of which has only years as values."""
+    years = [name for name in names if name is not None and name in _YEARS]
+    ascending = len(years) == len(names) > 1 and years == sorted(set(years))
+    return ascending and not any(set(column.drop_nulls()) <= _YEARS for column in table)
 
 
 def _number(text: str) -> float | None:

@@ -43,8 +43,8 @@ class Rows:
 
 def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
     """Read columns (name -> the field of the task that names it) of all files. Whole numbers in some files and floats in
-    others become floats. BadInput for a column that a file lacks, that has words in one file and numbers in another one,
-    or that has a missing value."""
+    others become floats; words of several types, such as two Enums, become text. BadInput for a column that a file lacks,
+    that has words in one file and numbers in another one, or that has a missing value."""
     paths = (*files.train, *files.test)
     if splits.kind_of(paths[0]) == "image":
         tables = [data.read_images(paths, files.name)]
@@ -74,6 +74,13 @@ def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
             raise BadInput(f"task.{split}: no rows in {splits.some(map(files.name, named))}; accepted: rows")
     empty = [files.name(path) for path, count in zip(paths, counts, strict=True) if not count]
     remarks = [f"no rows in {splits.some(empty)}"] if empty else []
+    if splits.kind_of(paths[0]) == "CSV":
+        for first, *rest in dict.fromkeys(
+            tuple(names) for t in tables if (names := data.numbers_as_names(t))
+        ):
+            remarks.append(
+                f"numbers taken as names of columns: {f'{first} to {rest[-1]}' if rest else first}"
+            )
     for column, field_ in columns.items():
         kinds = {
             _kind(table[column]): (table[column].dtype, files.name(path)) for path, table in reversed(filled)
@@ -81,6 +88,9 @@ def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
         if len(kinds) > 1:
             problem = " and ".join(f"{dtype} in {name}" for dtype, name in kinds.values())
             raise BadInput(f"task.{field_}: {column!r} is {problem}; accepted: one type")
+        types = {table.schema[column] for _, table in filled}
+        if "words" in kinds and len(types) > 1:
+            filled = [(path, table.cast({column: pl.String})) for path, table in filled]
     table = pl.concat([part for _, part in filled], how="vertical_relaxed")
     rows = Rows(files, table, np.cumsum(counts).tolist(), np.arange(len(table)) >= trained, remarks)
     for column, field_ in columns.items():

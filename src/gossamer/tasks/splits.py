@@ -5,6 +5,7 @@ silence."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,39 +26,9 @@ KINDS = {
 ACCEPTED = ", ".join(f".{suffix}" for suffixes in KINDS.values() for suffix in suffixes)
 
 # Suffixes of other files that may be meant as data; a script or a licence next to the data is not worth a word.
-_UNREAD = (
-    *(
-        "arff",
-        "avro",
-        "bin",
-        "bz2",
-        "dat",
-        "data",
-        "feather",
-        "gz",
-        "h5",
-        "hdf5",
-        "json",
-        "mat",
-        "npy",
-        "npz",
-    ),
-    *(
-        "orc",
-        "pickle",
-        "pkl",
-        "pt",
-        "rar",
-        "svmlight",
-        "tar",
-        "tsv",
-        "ubyte",
-        "xls",
-        "xlsx",
-        "xml",
-        "xz",
-        "zip",
-    ),
+_UNREAD = re.compile(
+    "arff|avro|bin|bz2|dat|data|feather|gz|h5|hdf5|json|mat|npy|npz|orc|pickle|pkl|pt|rar|svmlight|tar|tsv|ubyte|xls|xlsx|xml"
+    "|xz|zip|avif|cr2|dcm|dds|dib|dng|exr|hdr|heic|heif|ico|j2k|jfif|jp2|jpe|jpx|jxl|nef|nii|pbm|pcx|pgm|pnm|ppm|psd|raw|tga"
 )
 # What the package datasets writes beside its data.
 _METADATA = ("dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
@@ -92,9 +63,9 @@ def find(root: Path, train: str = "train", test: str = "test") -> Files:
 
     A pattern has one of the characters ``*?[/.`` and is compared with the path of a file below ``root``, as by the shell;
     ``*`` stands for any characters, ``/`` included. Other names are words of the path, in any case, or another of their usual
-    forms (``Train.csv``, ``X_train.csv``, ``training/a.png``). The outermost part of the path that names one split decides.
-    If nothing is named ``train``, the files of no split are for training. Files in hidden folders, and the caches of the
-    package ``datasets``, are not looked at.
+    forms (``Train.csv``, ``X_train.csv``, ``training/a.png``). The outermost part of the path that names one split decides,
+    but for folders that all files share, if the files differ below them (:func:`_base`). If nothing is named ``train``, the
+    files of no split are for training. Hidden files and folders, and the caches of ``datasets``, are not looked at.
 
     BadInput if there is nothing to read; for files of several kinds, unless the other ones are texts of no split
     (``README.txt``); for a split in a file that can't be read next to ones that can; for a file of both splits; and for
@@ -105,22 +76,21 @@ def find(root: Path, train: str = "train", test: str = "test") -> Files:
         problem = f"{root} has no file that can be read" if root.is_dir() else f"{root} can't be read"
         found = f" ({some([path.name for path in paths])})" if root.is_dir() and paths else ""
         raise BadInput(f"task: {problem}{found}; accepted: files in {ACCEPTED}")
-    chosen = {name: _chosen(root, list(kinds), name, (train, test)) for name in dict.fromkeys((train, test))}
+    base = _base(root, kinds, (train, test))
+    named = {path: _split(base, path, (train, test)) for path in paths}
+    chosen = {name: _chosen(root, list(kinds), name, named) for name in dict.fromkeys((train, test))}
     if len({kinds[path] for paths in chosen.values() for path in paths}) > 1:
-        loose = {
-            path for path in kinds if kinds[path] == "text" and _split(root, path, (train, test)) is None
-        }
+        loose = {path for path in kinds if kinds[path] == "text" and named[path] is None}
         chosen = {name: tuple(p for p in paths if p not in loose) for name, paths in chosen.items()}
     read = {path for paths in chosen.values() for path in paths}
     aside = [path for path in paths if path not in read and (path in kinds or _is_data(path))]
     files = Files(root, chosen[train], chosen[test], tuple(aside))
-    _check_unread(files, kinds, train, test)
+    _check_unread(files, kinds, named, train, test)
     for field, name in (("train", train), ("test", test)):
         if not chosen[name] and (field, name) != ("test", "test"):
-            raise BadInput(
-                f"task.{field}: {root} has no rows of the split {name!r}; accepted: a split with rows"
-            )
-    _check_kinds(files, kinds, train)
+            problem = f"{root} has no rows of the split {name!r} ({_listed(files, kinds, named)})"
+            raise BadInput(f"task.{field}: {problem}; accepted: a split with rows, or patterns")
+    _check_kinds(files, kinds, base, train)
     if both := set(files.train) & set(files.test):
         problem = f"{files.name(min(both))} is in both splits"
         raise BadInput(f"task.test: {problem}; accepted: other names or patterns in task.train and task.test")
@@ -161,23 +131,44 @@ def _is_pattern(name: str) -> bool:
     return any(character in name for character in "*?[/.")
 
 
-def _chosen(root: Path, paths: Sequence[Path], name: str, asked: Sequence[str]) -> tuple[Path, ...]:
+def _chosen(
+    root: Path, paths: Sequence[Path], name: str, named: Mapping[Path, str | None]
+) -> tuple[Path, ...]:
     """The files of a split or a pattern."""
     if _is_pattern(name):
         return tuple(path for path in paths if fnmatchcase(path.relative_to(root).as_posix(), name))
-    splits = {path: _split(root, path, asked) for path in paths}
     usual = _split_named(name.lower(), ()) or name  # "dev" also finds validation.csv
-    found = [path for path in paths if splits[path] == name] or [p for p in paths if splits[p] == usual]
+    found = [path for path in paths if named[path] == name] or [p for p in paths if named[p] == usual]
     if name == "train" and not found:
-        found = [path for path in paths if splits[path] is None]
+        found = [path for path in paths if named[path] is None]
     return tuple(found)
 
 
-def _split(root: Path, path: Path, asked: Collection[str]) -> str | None:
-    return split_of(path.relative_to(root).parts, asked)
+def _base(root: Path, paths: Collection[Path], asked: Collection[str]) -> Path:
+    """The folder below which names of splits are looked for: that which all paths share (``test-data`` of
+    ``test-data/train.csv`` and ``test-data/test.csv``), if below it each path names a split or several splits are named, and
+    otherwise the root, since in ``train/car/1.png`` and ``train/test/1.png`` the class is called test."""
+    if root.is_file():
+        return root
+    shared = Path(os.path.commonpath([path.parent for path in paths]))
+    below = {_split(shared, path, asked) for path in paths}
+    return shared if None not in below or len(below) > 2 else root
 
 
-def _check_kinds(files: Files, kinds: Mapping[Path, str], train: str) -> None:
+def _split(base: Path, path: Path, asked: Collection[str]) -> str | None:
+    """The split that a path names, as seen from the base."""
+    return split_of(Path(os.path.relpath(path, base)).parts, asked)
+
+
+def _listed(files: Files, paths: Iterable[Path], named: Mapping[Path, str | None]) -> str:
+    """The files of each split, for the user."""
+    by_split: dict[str, list[str]] = {}
+    for path in paths:
+        by_split.setdefault(named[path] or "no split", []).append(files.name(path))
+    return "; ".join(f"{split}: {some(names)}" for split, names in by_split.items())
+
+
+def _check_kinds(files: Files, kinds: Mapping[Path, str], base: Path, train: str) -> None:
     """Refuse files of several kinds, and images of no split next to images of splits, unless a pattern chose them."""
     by_kind: dict[str, list[str]] = {}
     for path in (*files.train, *files.test):
@@ -188,24 +179,20 @@ def _check_kinds(files: Files, kinds: Mapping[Path, str], train: str) -> None:
         raise BadInput(
             f"task: {files.root} has files of several kinds ({found}); accepted: one kind, or {cure}"
         )
-    loose = [
-        path for path in files.aside if kinds.get(path) == "image" and _split(files.root, path, ()) is None
-    ]
+    loose = [path for path in files.aside if kinds.get(path) == "image" and _split(base, path, ()) is None]
     if loose and "image" in by_kind and not _is_pattern(train):
         problem = f"images of no split ({some(map(files.name, loose))}) next to images of splits"
         raise BadInput(f"task: {files.root} has {problem}; accepted: all of them in splits, or {cure}")
 
 
-def _check_unread(files: Files, kinds: Mapping[Path, str], train: str, test: str) -> None:
+def _check_unread(
+    files: Files, kinds: Mapping[Path, str], named: Mapping[Path, str | None], train: str, test: str
+) -> None:
     """Refuse a split that only files that can't be read have, since another file would take its place."""
-    named = {_split(files.root, path, (train, test)) for path in (*files.train, *files.test)}
+    read = {named[path] for path in (*files.train, *files.test)}
     for field, name in (("train", train), ("test", test)):
-        unread = [
-            path
-            for path in files.aside
-            if path not in kinds and _split(files.root, path, (train, test)) == name
-        ]
-        if unread and name not in named:
+        unread = [path for path in files.aside if path not in kinds and named[path] == name]
+        if unread and name not in read:
             problem = f"{some(map(files.name, unread))} can't be read"
             raise BadInput(f"task.{field}: {problem}; accepted: files in {ACCEPTED}")
 
@@ -213,7 +200,8 @@ def _check_unread(files: Files, kinds: Mapping[Path, str], train: str, test: str
 def _is_data(path: Path) -> bool:
     """Whether a file that can't be read may be meant as data."""
     name = path.name.lower()
-    return name.rpartition(".")[2].rpartition("-")[2] in _UNREAD and name not in _METADATA
+    suffix = name.rpartition(".")[2].rpartition("-")[2]
+    return _UNREAD.fullmatch(suffix) is not None and name not in _METADATA
 
 
 def _visible(root: Path) -> Callable[[Path], bool]:
