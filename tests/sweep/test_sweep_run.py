@@ -111,6 +111,11 @@ def test_finished_runs_are_skipped(tmp_path: Path) -> None:
     assert len(after) == 3
     assert set(before) < set(after)
     assert run_here(more).counts == Counts(3, skipped=3)
+    # The files are of the sweep that was called last, also if nothing was left to do.
+    assert run_here(make_sweep(tmp_path, seeds=2)).counts == Counts(2, skipped=2)
+    assert [run["seed"] for run in written(more)] == [1, 2]
+    run_here(more)
+    assert [run["seed"] for run in written(more)] == [1, 2, 3]
 
 
 def test_interrupted_and_stopped_runs_are_repeated(tmp_path: Path) -> None:

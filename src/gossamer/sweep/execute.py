@@ -141,6 +141,8 @@ def run_sweep(
         if todo:
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
                 sweep_run.run(todo, workers, alone=jobs == 1)
+        else:  # the file may be of a call that changed the sweep
+            write_state(sweep, before)
         write_results(sweep)
     ended = [(planned, sweep_run.states[run]) for run, planned in chosen.items()]
     failed = tuple((planned, state) for planned, state in ended if state.status in ENDED_BADLY)
