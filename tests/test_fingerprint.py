@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import sys
-from importlib import reload
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,24 @@ def test_loaded_code_is_that_which_the_process_executes(here: Path) -> None:
     assert code(described)["mine"] == sha256("mine.py") != first["mine"]
     reload(sys.modules["mine"])
     assert code(described, loaded=True)["mine"] == sha256("mine.py")
+
+
+def test_module_edited_after_its_import_is_not_known(here: Path) -> None:
+    """The run executes what was imported, of which there is no hash; until the module is loaded again."""
+    write({"mine.py": "import helper\n" + ALGORITHM, "helper.py": "x = 1\n"})
+    mine = import_module("mine")
+    write({"helper.py": "x = 2  # edited\n"})
+    later_ns = Path("helper.py").stat().st_mtime_ns + 10**9  # the clock of a file system is coarse
+    os.utime("helper.py", ns=(later_ns, later_ns))
+    found = prepare(experiment(algorithm=mine.Mine)).fingerprint
+    assert found["code"] == {"mine": sha256("mine.py")}
+    assert found["unknown"] == ["module helper (maybe edited after its import)"]
+    os.utime("helper.py", (0, 0))
+    reload(sys.modules["helper"])
+    reload(mine)
+    found = prepare(experiment(algorithm=mine.Mine)).fingerprint
+    assert found["code"] == {"mine": sha256("mine.py"), "helper": sha256("helper.py")}
+    assert found["unknown"] == []
 
 
 def test_class_of_a_notebook_is_said_not_to_be_fingerprinted(

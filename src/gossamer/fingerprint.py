@@ -16,6 +16,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -25,7 +26,7 @@ from typing import Any, NotRequired, TypedDict
 from pydantic import BaseModel
 
 from gossamer.config import Experiment
-from gossamer.config.registry import Component, FunctionComponent, script_module
+from gossamer.config.registry import Component, FunctionComponent, import_times, script_module
 from gossamer.digests import combined, digests
 from gossamer.files import cache_folder
 from gossamer.reads import Read
@@ -71,12 +72,18 @@ def unknown() -> Fingerprint:
 def fingerprint(experiment: Experiment, read: Iterable[Read] = ()) -> Fingerprint:
     """The fingerprint of an experiment that has read some files."""
     entries, unread = _data(experiment, read)
+    modules = code(experiment, loaded=True)
     return {
-        "code": code(experiment, loaded=True),
+        "code": {name: hash_ for name, hash_ in modules.items() if hash_},
         "data": entries,
         "packages": packages(experiment),
         "unknown": [
             *(f"{name} (of a notebook)" for name in _of_notebook(experiment)),
+            *(
+                f"module {name} (maybe edited after its import)"
+                for name, hash_ in modules.items()
+                if not hash_
+            ),
             *unread,
             *_unseen(experiment, entries),
         ],
@@ -88,11 +95,11 @@ def fingerprint(experiment: Experiment, read: Iterable[Read] = ()) -> Fingerprin
 
 def code(experiment: Experiment, *, loaded: bool = False) -> dict[str, str]:
     """The SHA-256 of each own module by its name: of its file as it is now or, with ``loaded``, as it was when this process
-    first saw the module, whose code it goes on executing."""
+    imported the module, whose code it goes on executing; "" if that is not known."""
     found: dict[str, str] = {}
-    waiting = list(dict.fromkeys(_modules_named(experiment)))
+    waiting = [(name, _BEGAN) for name in dict.fromkeys(_modules_named(experiment))]
     while waiting:
-        name = waiting.pop()
+        name, since = waiting.pop()
         if name in found or (path := _own_source(name)) is None:
             continue
         try:
@@ -100,19 +107,24 @@ def code(experiment: Experiment, *, loaded: bool = False) -> dict[str, str]:
         except OSError:  # importing it will report it
             continue
         found[name] = hash_ = hashlib.sha256(text).hexdigest()
-        if loaded and (module := sys.modules.get(name)) is not None:
-            spec, first = _first_seen.setdefault(name, (module.__spec__, hash_))
-            if spec is module.__spec__:
-                found[name] = first
-            else:  # it was loaded again
-                _first_seen[name] = module.__spec__, hash_
+        loaded_name = "__main__" if name == script_module() else name
+        if loaded and (module := sys.modules.get(loaded_name)) is not None:
+            # A module whose own time is not known was imported before the one that imports it, or by it.
+            since = import_times.get(loaded_name, since)
+            edited = path.stat().st_mtime > since.timestamp()
+            if (
+                name not in _first_seen or _first_seen[name][0] is not module.__spec__
+            ):  # it was loaded, or again
+                _first_seen[name] = module.__spec__, "" if edited else hash_
+            found[name] = _first_seen[name][1]
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        waiting += _imports(text, package)
-        waiting += [name.rpartition(".")[0]] if "." in name else []
+        further = _imports(text, package) + ([name.rpartition(".")[0]] if "." in name else [])
+        waiting += [(other, since) for other in further]
     return dict(sorted(found.items()))
 
 
 _first_seen: dict[str, tuple[ModuleSpec | None, str]] = {}
+_BEGAN = datetime.now(UTC)
 
 
 def _modules_named(experiment: Experiment) -> Iterator[str]:
