@@ -18,7 +18,7 @@ import gossamer
 from gossamer import Experiment, digests
 from gossamer.digests import digest
 from gossamer.errors import BadInput
-from gossamer.fingerprint import Fingerprint, Present, code, differences
+from gossamer.fingerprint import Fingerprint, Present, _is_data, code, differences
 from gossamer.runtime.setup import prepare
 
 BASE: dict[str, Any] = {
@@ -250,6 +250,50 @@ def test_own_task_that_reads_the_data_root_unseen_is_named(here: Path) -> None:
     [text] = prepare(experiment(task="mine:load", data_root=".")).fingerprint["unknown"]
     assert text == "what mine:load reads below data_root, if anything"
     assert prepare(experiment(task="mine:load")).fingerprint["unknown"] == []
+
+
+@pytest.mark.parametrize(("reader", "says"), [("polars", True), ("json", False)])
+def test_own_task_with_a_reader_that_opens_files_unseen_is_named(here: Path, reader: str, says: bool) -> None:
+    """Until a file of it is seen."""
+    text = f"import {reader}\n" + TASK.format(path="'x.npy'")
+    write({"quiet.py": text.replace("np.load('x.npy')", "np.ones((8, 3), np.float32)"), "seen.py": text})
+    np.save("x.npy", np.ones((8, 3), np.float32))
+    said = ["what quiet:load reads with polars, if anything"] if says else []
+    assert prepare(experiment(task="quiet:load")).fingerprint["unknown"] == said
+    assert prepare(experiment(task="seen:load")).fingerprint["unknown"] == []
+
+
+def test_hidden_file_of_an_own_task_is_named(here: Path) -> None:
+    """It may be data or settings. Files of a project in a hidden folder are not hidden."""
+    Path(".data").mkdir()
+    np.save(".data/x.npy", np.ones((8, 3), np.float32))
+    write({"mine.py": TASK.format(path="'.data/x.npy'"), ".data/inside.py": TASK.format(path="'x.npy'")})
+    found = prepare(experiment(task="mine:load")).fingerprint
+    assert (found["data"], found["unknown"]) == ([], ["the hidden file .data/x.npy"])
+    os.chdir(".data")
+    found = prepare(experiment(task="inside:load")).fingerprint
+    assert ([entry["path"] for entry in found["data"]], found["unknown"]) == (["x.npy"], [])
+
+
+def test_memory_disks_and_mounted_media_can_hold_data(here: Path) -> None:
+    described = experiment()
+    paths = (
+        "/dev/shm/x.npy",
+        "/run/media/me/x.npy",
+        "/usr/local/data/x.npy",
+        "/usr/share/x",
+        "/dev/x",
+        f"{sys.prefix}/lib/x",
+    )
+    assert [_is_data(Path(path), described, {}) for path in paths] == [True] * 3 + [False] * 3
+
+
+def test_files_that_an_own_model_or_partition_of_a_built_in_task_opens_are_data(here: Path) -> None:
+    model = "import numpy as np\nimport torch\ndef model(shape, classes):\n    np.load('w.npy')\n"
+    write({"mine.py": model + "    return torch.nn.Linear(shape[0], classes)\n"})
+    np.save("w.npy", np.ones(3))
+    task = {**BASE["task"], "model": "mine:model"}
+    assert data_of(task=task) == {"./w.npy": sha256("w.npy")}
 
 
 def test_own_task_that_reads_a_named_folder_unseen_is_named(here: Path) -> None:

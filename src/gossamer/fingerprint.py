@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from gossamer.config import Experiment
 from gossamer.config.registry import Component, FunctionComponent, import_times, script_module
 from gossamer.digests import combined, digests
+from gossamer.errors import listed
 from gossamer.files import cache_folder
 from gossamer.reads import Read
 
@@ -38,7 +39,26 @@ _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:\w+")
 _NOT_READ = ("name", "initial", "checkpoint", "trackers", "data_root")
 """Fields of an experiment that name no data of its tasks. The file of ``initial`` has its own checksum."""
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/proc", "/run", "/sys", "/usr")
-"""Folders whose files are not data."""
+"""Folders whose files are not data,"""
+_FOR_DATA = ("/dev/shm", "/run/media", "/usr/local")
+"""except those in these."""
+_OF_PYTHON = ("bin", "etc", "include", "lib", "lib64", "share")
+_SETTINGS = {".config", ".git", "matplotlib", "__pycache__"}
+"""Folders of settings and caches."""
+_READERS = {
+    "cv2",
+    "datasets",
+    "duckdb",
+    "h5py",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "safetensors",
+    "sqlite3",
+    "tensorflow",
+    "zarr",
+}
+"""Packages that open files unseen."""
 
 
 class DataEntry(TypedDict):
@@ -85,7 +105,7 @@ def fingerprint(experiment: Experiment, read: Iterable[Read] = ()) -> Fingerprin
                 if not hash_
             ),
             *unread,
-            *_unseen(experiment, entries),
+            *_unseen(experiment, entries, modules),
         ],
     }
 
@@ -219,6 +239,11 @@ def _imports(text: bytes, package: str) -> list[str]:
     return list(filter(None, names))
 
 
+def names_own_code(experiment: Experiment) -> bool:
+    """Whether an experiment names a component or a function that is not gossamer's."""
+    return any(not f"{name}.".startswith("gossamer.") for name in _modules_named(experiment))
+
+
 def packages(experiment: Experiment) -> dict[str, str]:
     """The versions of the installed packages that an experiment names. (gossamer's own are recorded elsewhere.)"""
     left_out = {"gossamer", "__main__", "", *sys.stdlib_module_names}
@@ -258,10 +283,17 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
     fields = dict(paths(experiment))
     places = {(field, ""): Read(path) for field, path in fields.items() if path.is_file()}
     named = {path for path in fields.values() if path.is_file()}
-    for item in read:
-        if item.path not in named and (not item.opened or _is_data(item.path, experiment, fields)):
-            places.setdefault(_place(item, experiment, fields), item)
+    noted = [item for item in read if not item.opened]
     entries, unread = [], []
+    for item in read:
+        if item.path in named or (item.opened and any(other.covers(item.path) for other in noted)):
+            continue
+        if item.opened and not _is_data(item.path, experiment, fields):
+            continue
+        if item.opened and _is_hidden(item.path, experiment, fields):
+            unread.append(f"the hidden file {_text(*_place(item, experiment, fields))}")
+            continue
+        places.setdefault(_place(item, experiment, fields), item)
     for (of, path), item in places.items():
         if (entry := _entry(of, path, item)) is None:
             unread.append(_text(of, path))
@@ -270,28 +302,57 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
     return entries, unread
 
 
-def _unseen(experiment: Experiment, entries: Iterable[DataEntry]) -> Iterator[str]:
-    """What may have been read unseen: in a folder that is named, or below the data root by an own task."""
+def _unseen(experiment: Experiment, entries: Iterable[DataEntry], modules: Iterable[str]) -> Iterator[str]:
+    """What may have been read unseen: in a folder that is named, or by an own task below the data root or, if it has read
+    nothing seen, with a reader that some own module imports."""
     seen, task = {entry["of"] for entry in entries}, experiment.task
     for field, path in paths(experiment):
         if path.is_dir() and field not in seen:
             yield f"what is read in {field}, if anything"
+    own = not task.module_of().startswith("gossamer.")
     takes_root = not isinstance(task, FunctionComponent) or "data_root" in type(task).model_fields
-    own = takes_root and not task.module_of().startswith("gossamer.")
-    if own and experiment.data_root is not None and "data_root" not in seen:
-        yield f"what {task.name_of()} reads below data_root, if anything"
+    if own and takes_root and experiment.data_root is not None:
+        if "data_root" not in seen:
+            yield f"what {task.name_of()} reads below data_root, if anything"
+        return
+    readers = sorted(_READERS & _packages_imported(modules)) if own else []
+    if readers and not any(of in (".", "/") or of.startswith("task.") for of in seen):
+        yield f"what {task.name_of()} reads with {listed(readers)}, if anything"
+
+
+def _packages_imported(modules: Iterable[str]) -> set[str]:
+    """The packages that some own modules import."""
+    modules = set(modules)
+    sources = [path.read_bytes() for name in modules if (path := _own_source(name)) is not None]
+    names = {name.partition(".")[0] for text in sources for name in _imports(text, "")}
+    return names - {name.partition(".")[0] for name in modules}
 
 
 def _is_data(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
-    """Whether a file that was opened can be data: it is below a path that the experiment names, or is neither hidden nor
-    code nor part of what is installed."""
-    roots = [*fields.values(), *filter(None, [experiment.data_root])]
-    if any(path.is_relative_to(root) for root in roots):
+    """Whether a file that was opened can be data: it is below a path that the experiment names, or is neither code nor
+    settings nor part of what is installed. (A file with an initial model has its own checksum.)"""
+    if _is_named(path, experiment, fields):
         return True
-    if path.suffix in (".py", ".pyc") or path.is_relative_to(cache_folder().resolve()) or _is_installed(path):
+    others = [other for field, other in paths(experiment, ()) if field not in fields]
+    left_out = [*others, cache_folder().resolve()]
+    left_out += [Path(prefix) / name for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
+    if path.suffix in (".py", ".pyc") or _SETTINGS & set(path.parts) or _is_installed(path):
         return False
-    hidden = any(part.startswith(".") for part in path.parts)
-    return not hidden and not any(map(path.is_relative_to, (*_SYSTEM, sys.prefix, sys.base_prefix)))
+    if any(map(path.is_relative_to, left_out)):
+        return False
+    return any(map(path.is_relative_to, _FOR_DATA)) or not any(map(path.is_relative_to, _SYSTEM))
+
+
+def _is_hidden(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
+    """Whether a file that was opened is hidden, so that it may be data, or settings that change at any time."""
+    parts = (path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path).parts
+    return any(part.startswith(".") for part in parts) and not _is_named(path, experiment, fields)
+
+
+def _is_named(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
+    return any(
+        path.is_relative_to(root) for root in (*fields.values(), experiment.data_root) if root is not None
+    )
 
 
 def _place(read: Read, experiment: Experiment, fields: Mapping[str, Path]) -> tuple[str, str]:
