@@ -14,7 +14,7 @@ from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
-from gossamer.fingerprint import changed_code, changed_data, changed_versions
+from gossamer.fingerprint import changed_code, changed_data, changed_versions, not_compared
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
 from gossamer.results.folder import RunFolder, environment, latest, locked, versions, write_json, write_text
@@ -202,6 +202,8 @@ def _changes(folder: RunFolder, engine: Engine) -> list[str]:
             f"{folder.path}: its data has changed: {some(changed)}; accepted: the data with which it began"
         )
     texts = []
+    if alone := not_compared(recorded["data"], now["data"]):
+        texts.append(f"read only before or only now, so not compared: {some(alone)}")
     if changed := changed_code(recorded["code"], now["code"]):
         texts.append(f"continues with other code than before: {some([f'module {name}' for name in changed])}")
     current = environment(sys.argv, computes_here=False, fingerprint=now)

@@ -63,11 +63,13 @@ _READERS = {
 
 class DataEntry(TypedDict):
     """A file, or the files of a folder whose names match ``patterns``. ``path`` is its place in ``of``: the field that names
-    it or a folder around it, "data_root", the working directory (".") or the root of the file system ("/"). With more than
-    :data:`MAX_NAMED` files, only the hash of all of them is known."""
+    it or a folder around it, "data_root", the working directory (".") or the root of the file system ("/"). In the working
+    directory, ``absolute`` is the path from the root. With more than :data:`MAX_NAMED` files, only the hash of all of them is
+    known."""
 
     of: str
     path: str
+    absolute: NotRequired[str]
     patterns: list[str]
     count: int
     sha256: str
@@ -379,6 +381,8 @@ def _entry(of: str, path: str, read: Read) -> DataEntry | None:
         "count": len(names),
         "sha256": hashes[0] if names == [""] else combined(names, hashes),
     }
+    if of == ".":
+        entry["absolute"] = str(read.path)
     if names != [""] and len(names) <= MAX_NAMED:
         entry["files"] = dict(zip(names, hashes, strict=True))
     return entry
@@ -413,10 +417,36 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 
 
 def changed_data(before: Iterable[DataEntry], now: Iterable[DataEntry]) -> list[str]:
-    """The files, or folders of many files, that differ between two fingerprints. What only one of them has is not compared:
-    without a data root, a data set of the hub that was read before is taken by its id."""
-    then = {(entry["of"], entry["path"]): entry for entry in before}
-    return [text for entry in now for text in _changes(then.get((entry["of"], entry["path"]), entry), entry)]
+    """The files, or folders of many files, that differ between two fingerprints. What only one of them has is not compared
+    (:func:`not_compared`)."""
+    return [text for old, new in _pairs(before, now) if old and new for text in _changes(old, new)]
+
+
+def not_compared(before: Iterable[DataEntry], now: Iterable[DataEntry]) -> list[str]:
+    """The files and folders that only one of two fingerprints has, but for downloads: a data set of the hub that was read
+    before is taken by its id."""
+    alone = [old or new for old, new in _pairs(before, now) if old is None or new is None]
+    return [_text(entry["of"], entry["path"]) for entry in alone if entry and not _is_download(entry)]
+
+
+def _is_download(entry: DataEntry) -> bool:
+    return entry["of"] == "/" and bool(entry["patterns"])
+
+
+def _pairs(
+    before: Iterable[DataEntry], now: Iterable[DataEntry]
+) -> Iterator[tuple[DataEntry | None, DataEntry | None]]:
+    """The entries of two fingerprints with the same place, by its absolute path or else its name; None where one has none."""
+
+    def absolute(entry: DataEntry) -> str | None:
+        return entry["path"] if entry["of"] == "/" else entry.get("absolute")
+
+    left = {(entry["of"], entry["path"]): entry for entry in before}
+    at = {path: key for key, entry in left.items() if (path := absolute(entry)) is not None}
+    for entry in now:
+        key = at.get(absolute(entry) or "", (entry["of"], entry["path"]))
+        yield left.pop(key, None), entry
+    yield from ((entry, None) for entry in left.values())
 
 
 def _changes(before: DataEntry, now: DataEntry) -> list[str]:
