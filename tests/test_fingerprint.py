@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -333,6 +334,23 @@ def test_many_files_have_one_hash(here: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "files" not in before["data"][0]
     write({"d/test.csv": "a,b\n" + "1,3\n" * 20})
     assert differences(before, prepare(experiment(task=task)).fingerprint) == ["task.path (2 files)"]
+
+
+def test_many_opened_files_are_recorded_by_their_folders(here: Path) -> None:
+    """A file of its own keeps its name, and an edited one is noticed."""
+    write({f"d/{number % 3}/{number}.csv": "1\n" for number in range(600)})
+    write({f"e/{number}/one.csv": "1\n" for number in range(600)} | {"labels.txt": "1\n"})
+    read = "    for path in [*Path('d').rglob('*.csv'), *Path('e').rglob('*.csv'), Path('labels.txt')]:\n"
+    text = TASK.replace("    x = ", read + "        path.read_text()\n    x = ").format(path="'x.npy'")
+    write({"mine.py": "from pathlib import Path\n" + text})
+    np.save("x.npy", np.ones((8, 3), np.float32))
+    before = prepare(described := experiment(task="mine:load")).fingerprint["data"]
+    found = {entry["path"]: (entry["patterns"], entry["count"]) for entry in before}
+    folders = {f"d/{number}": (["*.csv"], 200) for number in range(3)} | {"e": (["*.csv"], 600)}
+    assert found == {"labels.txt": ([], 1), "x.npy": ([], 1), **folders}
+    assert len(json.dumps(before)) < 3000
+    write({"e/7/one.csv": "2\n"})
+    assert Present().changed_data(before, described) == (["e (600 files)"], [])
 
 
 # --- comparison

@@ -15,6 +15,7 @@ import re
 import site
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -33,7 +34,7 @@ from gossamer.files import cache_folder
 from gossamer.reads import Read
 
 MAX_NAMED = 100
-"""A folder with more files is recorded by one hash, without their names."""
+"""A folder with more files is recorded by one hash, without their names. Of more opened files, the folders are recorded."""
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:\w+")
 _NOT_READ = ("name", "initial", "checkpoint", "trackers", "data_root")
@@ -286,7 +287,7 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
     places = {(field, ""): Read(path) for field, path in fields.items() if path.is_file()}
     named = {path for path in fields.values() if path.is_file()}
     noted = [item for item in read if not item.opened]
-    entries, unread = [], []
+    entries, unread, opened = [], [], list[Path]()
     for item in read:
         if item.path in named or (item.opened and any(other.covers(item.path) for other in noted)):
             continue
@@ -295,6 +296,11 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
         if item.opened and _is_hidden(item.path, experiment, fields):
             unread.append(f"the hidden file {_text(*_place(item, experiment, fields))}")
             continue
+        if item.opened:
+            opened.append(item.path)
+        else:
+            places.setdefault(_place(item, experiment, fields), item)
+    for item in _together(opened):
         places.setdefault(_place(item, experiment, fields), item)
     for (of, path), item in places.items():
         if (entry := _entry(of, path, item)) is None:
@@ -328,6 +334,28 @@ def _packages_imported(modules: Iterable[str]) -> set[str]:
     sources = [path.read_bytes() for name in modules if (path := _own_source(name)) is not None]
     names = {name.partition(".")[0] for text in sources for name in _imports(text, "")}
     return names - {name.partition(".")[0] for name in modules}
+
+
+def _together(opened: Sequence[Path]) -> list[Read]:
+    """At most :data:`MAX_NAMED` files that were opened, or folders around them: full ones, or else the deepest. In a folder,
+    all files count that end alike."""
+    around = {path: [path] for path in opened}
+    while len(around) > MAX_NAMED:
+        sizes = Counter(place.parent for place in around)
+        depth, most = max(len(place.parts) for place in around), max(sizes.values())
+        merged: dict[Path, list[Path]] = {}
+        for place, files in around.items():
+            outward = sizes[place.parent] == most if most > MAX_NAMED else len(place.parts) == depth
+            merged.setdefault(place.parent if outward else place, []).extend(files)
+        around = merged
+    return [
+        Read(
+            place,
+            () if files == [place] else tuple(sorted({f"*{path.suffix}" for path in files})),
+            opened=True,
+        )
+        for place, files in around.items()
+    ]
 
 
 def _is_data(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
