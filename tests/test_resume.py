@@ -266,12 +266,14 @@ def test_record_without_a_fingerprint_is_resumed_with_a_line(tmp_path: Path) -> 
     recorded = dict(load_run(stopped.path).environment)
     for environment in (recorded, *recorded["resumed"]):
         del environment["fingerprint"]
+        environment["packages"]["torch"] = "1.0"
     write_json(stopped.path / "environment.json", recorded)
     gossamer.resume(stopped.path, observer=(observer := Hearing()))
     assert (
         "the record has no fingerprint, so it is not known whether own code or data has changed since"
         in observer.texts
     )
+    assert f"continues with other versions than before: torch 1.0 (now {version})" in observer.texts
 
 
 # --- refused ---
