@@ -366,7 +366,11 @@ def _is_data(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> 
     others = [other for field, other in paths(experiment, ()) if field not in fields]
     left_out = [*others, cache_folder().resolve()]
     left_out += [Path(prefix) / name for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
-    if path.suffix in (".py", ".pyc") or _SETTINGS & set(path.parts) or _is_installed(path):
+    if (
+        path.suffix in (".py", ".pyc", ".so", ".nbc", ".nbi")
+        or _SETTINGS & set(path.parts)
+        or _is_installed(path)
+    ):
         return False
     if any(map(path.is_relative_to, left_out)):
         return False
