@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import shutil
 import sys
-from importlib import reload
+from importlib import import_module, reload
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import gossamer
 from gossamer import Experiment, digests
 from gossamer.digests import digest
 from gossamer.errors import BadInput
-from gossamer.fingerprint import Fingerprint, Present, code, differences
+from gossamer.fingerprint import Fingerprint, Present, _is_data, code, differences
 from gossamer.runtime.setup import prepare
 
 BASE: dict[str, Any] = {
@@ -148,6 +149,24 @@ def test_loaded_code_is_that_which_the_process_executes(here: Path) -> None:
     assert code(described, loaded=True)["mine"] == sha256("mine.py")
 
 
+def test_module_edited_after_its_import_is_not_known(here: Path) -> None:
+    """The run executes what was imported, of which there is no hash; until the module is loaded again."""
+    write({"mine.py": "import helper\n" + ALGORITHM, "helper.py": "x = 1\n"})
+    mine = import_module("mine")
+    write({"helper.py": "x = 2  # edited\n"})
+    later_ns = Path("helper.py").stat().st_mtime_ns + 10**9  # the clock of a file system is coarse
+    os.utime("helper.py", ns=(later_ns, later_ns))
+    found = prepare(experiment(algorithm=mine.Mine)).fingerprint
+    assert found["code"] == {"mine": sha256("mine.py")}
+    assert found["unknown"] == ["module helper (maybe edited after its import)"]
+    os.utime("helper.py", (0, 0))
+    reload(sys.modules["helper"])
+    reload(mine)
+    found = prepare(experiment(algorithm=mine.Mine)).fingerprint
+    assert found["code"] == {"mine": sha256("mine.py"), "helper": sha256("helper.py")}
+    assert found["unknown"] == []
+
+
 def test_class_of_a_notebook_is_said_not_to_be_fingerprinted(
     here: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,6 +253,50 @@ def test_own_task_that_reads_the_data_root_unseen_is_named(here: Path) -> None:
     assert prepare(experiment(task="mine:load")).fingerprint["unknown"] == []
 
 
+@pytest.mark.parametrize(("reader", "says"), [("polars", True), ("json", False)])
+def test_own_task_with_a_reader_that_opens_files_unseen_is_named(here: Path, reader: str, says: bool) -> None:
+    """Until a file of it is seen."""
+    text = f"import {reader}\n" + TASK.format(path="'x.npy'")
+    write({"quiet.py": text.replace("np.load('x.npy')", "np.ones((8, 3), np.float32)"), "seen.py": text})
+    np.save("x.npy", np.ones((8, 3), np.float32))
+    said = ["what quiet:load reads with polars, if anything"] if says else []
+    assert prepare(experiment(task="quiet:load")).fingerprint["unknown"] == said
+    assert prepare(experiment(task="seen:load")).fingerprint["unknown"] == []
+
+
+def test_hidden_file_of_an_own_task_is_named(here: Path) -> None:
+    """It may be data or settings. Files of a project in a hidden folder are not hidden."""
+    Path(".data").mkdir()
+    np.save(".data/x.npy", np.ones((8, 3), np.float32))
+    write({"mine.py": TASK.format(path="'.data/x.npy'"), ".data/inside.py": TASK.format(path="'x.npy'")})
+    found = prepare(experiment(task="mine:load")).fingerprint
+    assert (found["data"], found["unknown"]) == ([], ["the hidden file .data/x.npy"])
+    os.chdir(".data")
+    found = prepare(experiment(task="inside:load")).fingerprint
+    assert ([entry["path"] for entry in found["data"]], found["unknown"]) == (["x.npy"], [])
+
+
+def test_memory_disks_and_mounted_media_can_hold_data(here: Path) -> None:
+    described = experiment()
+    paths = (
+        "/dev/shm/x.npy",
+        "/run/media/me/x.npy",
+        "/usr/local/data/x.npy",
+        "/usr/share/x",
+        "/dev/x",
+        f"{sys.prefix}/lib/x",
+    )
+    assert [_is_data(Path(path), described, {}) for path in paths] == [True] * 3 + [False] * 3
+
+
+def test_files_that_an_own_model_or_partition_of_a_built_in_task_opens_are_data(here: Path) -> None:
+    model = "import numpy as np\nimport torch\ndef model(shape, classes):\n    np.load('w.npy')\n"
+    write({"mine.py": model + "    return torch.nn.Linear(shape[0], classes)\n"})
+    np.save("w.npy", np.ones(3))
+    task = {**BASE["task"], "model": "mine:model"}
+    assert data_of(task=task) == {"./w.npy": sha256("w.npy")}
+
+
 def test_own_task_that_reads_a_named_folder_unseen_is_named(here: Path) -> None:
     """Until it notes what it reads."""
     text = TASK.format(path="'x.npy'").replace("np.load('x.npy')", "np.ones((8, 3), np.float32)")
@@ -271,6 +334,23 @@ def test_many_files_have_one_hash(here: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "files" not in before["data"][0]
     write({"d/test.csv": "a,b\n" + "1,3\n" * 20})
     assert differences(before, prepare(experiment(task=task)).fingerprint) == ["task.path (2 files)"]
+
+
+def test_many_opened_files_are_recorded_by_their_folders(here: Path) -> None:
+    """A file of its own keeps its name, and an edited one is noticed."""
+    write({f"d/{number % 3}/{number}.csv": "1\n" for number in range(600)})
+    write({f"e/{number}/one.csv": "1\n" for number in range(600)} | {"labels.txt": "1\n"})
+    read = "    for path in [*Path('d').rglob('*.csv'), *Path('e').rglob('*.csv'), Path('labels.txt')]:\n"
+    text = TASK.replace("    x = ", read + "        path.read_text()\n    x = ").format(path="'x.npy'")
+    write({"mine.py": "from pathlib import Path\n" + text})
+    np.save("x.npy", np.ones((8, 3), np.float32))
+    before = prepare(described := experiment(task="mine:load")).fingerprint["data"]
+    found = {entry["path"]: (entry["patterns"], entry["count"]) for entry in before}
+    folders = {f"d/{number}": (["*.csv"], 200) for number in range(3)} | {"e": (["*.csv"], 600)}
+    assert found == {"labels.txt": ([], 1), "x.npy": ([], 1), **folders}
+    assert len(json.dumps(before)) < 3000
+    write({"e/7/one.csv": "2\n"})
+    assert Present().changed_data(before, described) == (["e (600 files)"], [])
 
 
 # --- comparison

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import signal
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -211,6 +213,28 @@ def test_edited_data_is_refused(here: Path) -> None:
     assert gossamer.resume(stopped.path).status == "done"
 
 
+def test_data_is_compared_in_any_working_directory(here: Path) -> None:
+    """By its absolute path. A file that only one of both has read is said."""
+    (here / "own").mkdir()
+    write = "import numpy as np, torch\nfrom gossamer.tasks import Task\ndef load():\n    x = torch.from_numpy(np.load({}))\n"
+    write += "    return Task(lambda: torch.nn.Linear(3, 3), (x, x), (x, x), torch.nn.functional.mse_loss)\n"
+    file = here / "own" / "x.npy"
+    Path("own_data.py").write_text(write.format(repr(str(file))))
+    np.save(file, np.ones((12, 3), np.float32))
+    sys.path.insert(0, str(here))
+    os.chdir(here / "own")
+    stopped = gossamer.run(small(task="own_data:load"), here, observer=Stopper(6))
+    os.chdir(here)
+    np.save(file, np.zeros((12, 3), np.float32))
+    with pytest.raises(BadInput, match="its data has changed: own/x.npy"):
+        gossamer.resume(stopped.path)
+    file.rename(moved := here / "y.npy")
+    Path("own_data.py").write_text(write.format(repr(str(moved))))
+    sys.modules.pop("own_data")
+    gossamer.resume(stopped.path, observer=(observer := Hearing()))
+    assert "read only before or only now, so not compared: y.npy and x.npy" in observer.texts
+
+
 def test_mended_code_is_said_and_recorded(here: Path) -> None:
     ratings(here, 3)
     algorithm("")
@@ -242,12 +266,14 @@ def test_record_without_a_fingerprint_is_resumed_with_a_line(tmp_path: Path) -> 
     recorded = dict(load_run(stopped.path).environment)
     for environment in (recorded, *recorded["resumed"]):
         del environment["fingerprint"]
+        environment["packages"]["torch"] = "1.0"
     write_json(stopped.path / "environment.json", recorded)
     gossamer.resume(stopped.path, observer=(observer := Hearing()))
     assert (
         "the record has no fingerprint, so it is not known whether own code or data has changed since"
         in observer.texts
     )
+    assert f"continues with other versions than before: torch 1.0 (now {version})" in observer.texts
 
 
 # --- refused ---

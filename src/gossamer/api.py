@@ -14,7 +14,7 @@ from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed
-from gossamer.fingerprint import changed_code, changed_data, changed_versions
+from gossamer.fingerprint import changed_code, changed_data, changed_versions, not_compared
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
 from gossamer.results.folder import RunFolder, environment, latest, locked, versions, write_json, write_text
@@ -192,18 +192,21 @@ def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) ->
 def _changes(folder: RunFolder, engine: Engine) -> list[str]:
     """What has changed since the run was computed last, as sentences. BadInput for other data."""
     before, now = latest(load_run(folder.path).environment), engine.fingerprint
-    recorded = before.get("fingerprint")
-    if recorded is None:
-        return [
-            "the record has no fingerprint, so it is not known whether own code or data has changed since"
-        ]
-    if changed := changed_data(recorded["data"], now["data"]):
-        raise BadInput(
-            f"{folder.path}: its data has changed: {some(changed)}; accepted: the data with which it began"
-        )
     texts = []
-    if changed := changed_code(recorded["code"], now["code"]):
-        texts.append(f"continues with other code than before: {some([f'module {name}' for name in changed])}")
+    if (recorded := before.get("fingerprint")) is None:
+        texts.append(
+            "the record has no fingerprint, so it is not known whether own code or data has changed since"
+        )
+    else:
+        if changed := changed_data(recorded["data"], now["data"]):
+            raise BadInput(
+                f"{folder.path}: its data has changed: {some(changed)}; accepted: the data with which it began"
+            )
+        if alone := not_compared(recorded["data"], now["data"]):
+            texts.append(f"read only before or only now, so not compared: {some(alone)}")
+        if changed := changed_code(recorded["code"], now["code"]):
+            changed_modules = some([f"module {name}" for name in changed])
+            texts.append(f"continues with other code than before: {changed_modules}")
     current = environment(sys.argv, computes_here=False, fingerprint=now)
     if changed := changed_versions(versions(before), versions(current)):
         texts.append(f"continues with other versions than before: {some(changed)}")

@@ -15,7 +15,9 @@ import re
 import site
 import sys
 import sysconfig
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
 from importlib.machinery import ModuleSpec
@@ -25,28 +27,50 @@ from typing import Any, NotRequired, TypedDict
 from pydantic import BaseModel
 
 from gossamer.config import Experiment
-from gossamer.config.registry import Component, FunctionComponent, script_module
+from gossamer.config.registry import Component, FunctionComponent, import_times, script_module
 from gossamer.digests import combined, digests
+from gossamer.errors import listed
 from gossamer.files import cache_folder
 from gossamer.reads import Read
 
 MAX_NAMED = 100
-"""A folder with more files is recorded by one hash, without their names."""
+"""A folder with more files is recorded by one hash, without their names. Of more opened files, the folders are recorded."""
 
 _REFERENCE = re.compile(r"[A-Za-z_][\w.]*:\w+")
 _NOT_READ = ("name", "initial", "checkpoint", "trackers", "data_root")
 """Fields of an experiment that name no data of its tasks. The file of ``initial`` has its own checksum."""
 _SYSTEM = ("/bin", "/dev", "/etc", "/lib", "/proc", "/run", "/sys", "/usr")
-"""Folders whose files are not data."""
+"""Folders whose files are not data,"""
+_FOR_DATA = ("/dev/shm", "/run/media", "/usr/local")
+"""except those in these."""
+_OF_PYTHON = ("bin", "etc", "include", "lib", "lib64", "share")
+_SETTINGS = {".config", ".git", "matplotlib", "__pycache__"}
+"""Folders of settings and caches."""
+_READERS = {
+    "cv2",
+    "datasets",
+    "duckdb",
+    "h5py",
+    "pandas",
+    "polars",
+    "pyarrow",
+    "safetensors",
+    "sqlite3",
+    "tensorflow",
+    "zarr",
+}
+"""Packages that open files unseen."""
 
 
 class DataEntry(TypedDict):
     """A file, or the files of a folder whose names match ``patterns``. ``path`` is its place in ``of``: the field that names
-    it or a folder around it, "data_root", the working directory (".") or the root of the file system ("/"). With more than
-    :data:`MAX_NAMED` files, only the hash of all of them is known."""
+    it or a folder around it, "data_root", the working directory (".") or the root of the file system ("/"). In the working
+    directory, ``absolute`` is the path from the root. With more than :data:`MAX_NAMED` files, only the hash of all of them is
+    known."""
 
     of: str
     path: str
+    absolute: NotRequired[str]
     patterns: list[str]
     count: int
     sha256: str
@@ -71,14 +95,20 @@ def unknown() -> Fingerprint:
 def fingerprint(experiment: Experiment, read: Iterable[Read] = ()) -> Fingerprint:
     """The fingerprint of an experiment that has read some files."""
     entries, unread = _data(experiment, read)
+    modules = code(experiment, loaded=True)
     return {
-        "code": code(experiment, loaded=True),
+        "code": {name: hash_ for name, hash_ in modules.items() if hash_},
         "data": entries,
         "packages": packages(experiment),
         "unknown": [
             *(f"{name} (of a notebook)" for name in _of_notebook(experiment)),
+            *(
+                f"module {name} (maybe edited after its import)"
+                for name, hash_ in modules.items()
+                if not hash_
+            ),
             *unread,
-            *_unseen(experiment, entries),
+            *_unseen(experiment, entries, modules),
         ],
     }
 
@@ -88,11 +118,11 @@ def fingerprint(experiment: Experiment, read: Iterable[Read] = ()) -> Fingerprin
 
 def code(experiment: Experiment, *, loaded: bool = False) -> dict[str, str]:
     """The SHA-256 of each own module by its name: of its file as it is now or, with ``loaded``, as it was when this process
-    first saw the module, whose code it goes on executing."""
+    imported the module, whose code it goes on executing; "" if that is not known."""
     found: dict[str, str] = {}
-    waiting = list(dict.fromkeys(_modules_named(experiment)))
+    waiting = [(name, _BEGAN) for name in dict.fromkeys(_modules_named(experiment))]
     while waiting:
-        name = waiting.pop()
+        name, since = waiting.pop()
         if name in found or (path := _own_source(name)) is None:
             continue
         try:
@@ -100,19 +130,24 @@ def code(experiment: Experiment, *, loaded: bool = False) -> dict[str, str]:
         except OSError:  # importing it will report it
             continue
         found[name] = hash_ = hashlib.sha256(text).hexdigest()
-        if loaded and (module := sys.modules.get(name)) is not None:
-            spec, first = _first_seen.setdefault(name, (module.__spec__, hash_))
-            if spec is module.__spec__:
-                found[name] = first
-            else:  # it was loaded again
-                _first_seen[name] = module.__spec__, hash_
+        loaded_name = "__main__" if name == script_module() else name
+        if loaded and (module := sys.modules.get(loaded_name)) is not None:
+            # A module whose own time is not known was imported before the one that imports it, or by it.
+            since = import_times.get(loaded_name, since)
+            edited = path.stat().st_mtime > since.timestamp()
+            if (
+                name not in _first_seen or _first_seen[name][0] is not module.__spec__
+            ):  # it was loaded, or again
+                _first_seen[name] = module.__spec__, "" if edited else hash_
+            found[name] = _first_seen[name][1]
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-        waiting += _imports(text, package)
-        waiting += [name.rpartition(".")[0]] if "." in name else []
+        further = _imports(text, package) + ([name.rpartition(".")[0]] if "." in name else [])
+        waiting += [(other, since) for other in further]
     return dict(sorted(found.items()))
 
 
 _first_seen: dict[str, tuple[ModuleSpec | None, str]] = {}
+_BEGAN = datetime.now(UTC)
 
 
 def _modules_named(experiment: Experiment) -> Iterator[str]:
@@ -207,6 +242,11 @@ def _imports(text: bytes, package: str) -> list[str]:
     return list(filter(None, names))
 
 
+def names_own_code(experiment: Experiment) -> bool:
+    """Whether an experiment names a component or a function that is not gossamer's."""
+    return any(not f"{name}.".startswith("gossamer.") for name in _modules_named(experiment))
+
+
 def packages(experiment: Experiment) -> dict[str, str]:
     """The versions of the installed packages that an experiment names. (gossamer's own are recorded elsewhere.)"""
     left_out = {"gossamer", "__main__", "", *sys.stdlib_module_names}
@@ -246,10 +286,22 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
     fields = dict(paths(experiment))
     places = {(field, ""): Read(path) for field, path in fields.items() if path.is_file()}
     named = {path for path in fields.values() if path.is_file()}
+    noted = [item for item in read if not item.opened]
+    entries, unread, opened = [], [], list[Path]()
     for item in read:
-        if item.path not in named and (not item.opened or _is_data(item.path, experiment, fields)):
+        if item.path in named or (item.opened and any(other.covers(item.path) for other in noted)):
+            continue
+        if item.opened and not _is_data(item.path, experiment, fields):
+            continue
+        if item.opened and _is_hidden(item.path, experiment, fields):
+            unread.append(f"the hidden file {_text(*_place(item, experiment, fields))}")
+            continue
+        if item.opened:
+            opened.append(item.path)
+        else:
             places.setdefault(_place(item, experiment, fields), item)
-    entries, unread = [], []
+    for item in _together(opened):
+        places.setdefault(_place(item, experiment, fields), item)
     for (of, path), item in places.items():
         if (entry := _entry(of, path, item)) is None:
             unread.append(_text(of, path))
@@ -258,28 +310,83 @@ def _data(experiment: Experiment, read: Iterable[Read]) -> tuple[list[DataEntry]
     return entries, unread
 
 
-def _unseen(experiment: Experiment, entries: Iterable[DataEntry]) -> Iterator[str]:
-    """What may have been read unseen: in a folder that is named, or below the data root by an own task."""
+def _unseen(experiment: Experiment, entries: Iterable[DataEntry], modules: Iterable[str]) -> Iterator[str]:
+    """What may have been read unseen: in a folder that is named, or by an own task below the data root or, if it has read
+    nothing seen, with a reader that some own module imports."""
     seen, task = {entry["of"] for entry in entries}, experiment.task
     for field, path in paths(experiment):
         if path.is_dir() and field not in seen:
             yield f"what is read in {field}, if anything"
+    own = not task.module_of().startswith("gossamer.")
     takes_root = not isinstance(task, FunctionComponent) or "data_root" in type(task).model_fields
-    own = takes_root and not task.module_of().startswith("gossamer.")
-    if own and experiment.data_root is not None and "data_root" not in seen:
-        yield f"what {task.name_of()} reads below data_root, if anything"
+    if own and takes_root and experiment.data_root is not None:
+        if "data_root" not in seen:
+            yield f"what {task.name_of()} reads below data_root, if anything"
+        return
+    readers = sorted(_READERS & _packages_imported(modules)) if own else []
+    if readers and not any(of in (".", "/") or of.startswith("task.") for of in seen):
+        yield f"what {task.name_of()} reads with {listed(readers)}, if anything"
+
+
+def _packages_imported(modules: Iterable[str]) -> set[str]:
+    """The packages that some own modules import."""
+    modules = set(modules)
+    sources = [path.read_bytes() for name in modules if (path := _own_source(name)) is not None]
+    names = {name.partition(".")[0] for text in sources for name in _imports(text, "")}
+    return names - {name.partition(".")[0] for name in modules}
+
+
+def _together(opened: Sequence[Path]) -> list[Read]:
+    """At most :data:`MAX_NAMED` files that were opened, or folders around them: full ones, or else the deepest. In a folder,
+    all files count that end alike."""
+    around = {path: [path] for path in opened}
+    while len(around) > MAX_NAMED:
+        sizes = Counter(place.parent for place in around)
+        depth, most = max(len(place.parts) for place in around), max(sizes.values())
+        merged: dict[Path, list[Path]] = {}
+        for place, files in around.items():
+            outward = sizes[place.parent] == most if most > MAX_NAMED else len(place.parts) == depth
+            merged.setdefault(place.parent if outward else place, []).extend(files)
+        around = merged
+    return [
+        Read(
+            place,
+            () if files == [place] else tuple(sorted({f"*{path.suffix}" for path in files})),
+            opened=True,
+        )
+        for place, files in around.items()
+    ]
 
 
 def _is_data(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
-    """Whether a file that was opened can be data: it is below a path that the experiment names, or is neither hidden nor
-    code nor part of what is installed."""
-    roots = [*fields.values(), *filter(None, [experiment.data_root])]
-    if any(path.is_relative_to(root) for root in roots):
+    """Whether a file that was opened can be data: it is below a path that the experiment names, or is neither code nor
+    settings nor part of what is installed. (A file with an initial model has its own checksum.)"""
+    if _is_named(path, experiment, fields):
         return True
-    if path.suffix in (".py", ".pyc") or path.is_relative_to(cache_folder().resolve()) or _is_installed(path):
+    others = [other for field, other in paths(experiment, ()) if field not in fields]
+    left_out = [*others, cache_folder().resolve()]
+    left_out += [Path(prefix) / name for prefix in (sys.prefix, sys.base_prefix) for name in _OF_PYTHON]
+    if (
+        path.suffix in (".py", ".pyc", ".so", ".nbc", ".nbi")
+        or _SETTINGS & set(path.parts)
+        or _is_installed(path)
+    ):
         return False
-    hidden = any(part.startswith(".") for part in path.parts)
-    return not hidden and not any(map(path.is_relative_to, (*_SYSTEM, sys.prefix, sys.base_prefix)))
+    if any(map(path.is_relative_to, left_out)):
+        return False
+    return any(map(path.is_relative_to, _FOR_DATA)) or not any(map(path.is_relative_to, _SYSTEM))
+
+
+def _is_hidden(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
+    """Whether a file that was opened is hidden, so that it may be data, or settings that change at any time."""
+    parts = (path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path).parts
+    return any(part.startswith(".") for part in parts) and not _is_named(path, experiment, fields)
+
+
+def _is_named(path: Path, experiment: Experiment, fields: Mapping[str, Path]) -> bool:
+    return any(
+        path.is_relative_to(root) for root in (*fields.values(), experiment.data_root) if root is not None
+    )
 
 
 def _place(read: Read, experiment: Experiment, fields: Mapping[str, Path]) -> tuple[str, str]:
@@ -306,6 +413,8 @@ def _entry(of: str, path: str, read: Read) -> DataEntry | None:
         "count": len(names),
         "sha256": hashes[0] if names == [""] else combined(names, hashes),
     }
+    if of == ".":
+        entry["absolute"] = str(read.path)
     if names != [""] and len(names) <= MAX_NAMED:
         entry["files"] = dict(zip(names, hashes, strict=True))
     return entry
@@ -340,10 +449,36 @@ def changed_code(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
 
 
 def changed_data(before: Iterable[DataEntry], now: Iterable[DataEntry]) -> list[str]:
-    """The files, or folders of many files, that differ between two fingerprints. What only one of them has is not compared:
-    without a data root, a data set of the hub that was read before is taken by its id."""
-    then = {(entry["of"], entry["path"]): entry for entry in before}
-    return [text for entry in now for text in _changes(then.get((entry["of"], entry["path"]), entry), entry)]
+    """The files, or folders of many files, that differ between two fingerprints. What only one of them has is not compared
+    (:func:`not_compared`)."""
+    return [text for old, new in _pairs(before, now) if old and new for text in _changes(old, new)]
+
+
+def not_compared(before: Iterable[DataEntry], now: Iterable[DataEntry]) -> list[str]:
+    """The files and folders that only one of two fingerprints has, but for downloads: a data set of the hub that was read
+    before is taken by its id."""
+    alone = [old or new for old, new in _pairs(before, now) if old is None or new is None]
+    return [_text(entry["of"], entry["path"]) for entry in alone if entry and not _is_download(entry)]
+
+
+def _is_download(entry: DataEntry) -> bool:
+    return entry["of"] == "/" and bool(entry["patterns"])
+
+
+def _pairs(
+    before: Iterable[DataEntry], now: Iterable[DataEntry]
+) -> Iterator[tuple[DataEntry | None, DataEntry | None]]:
+    """The entries of two fingerprints with the same place, by its absolute path or else its name; None where one has none."""
+
+    def absolute(entry: DataEntry) -> str | None:
+        return entry["path"] if entry["of"] == "/" else entry.get("absolute")
+
+    left = {(entry["of"], entry["path"]): entry for entry in before}
+    at = {path: key for key, entry in left.items() if (path := absolute(entry)) is not None}
+    for entry in now:
+        key = at.get(absolute(entry) or "", (entry["of"], entry["path"]))
+        yield left.pop(key, None), entry
+    yield from ((entry, None) for entry in left.values())
 
 
 def _changes(before: DataEntry, now: DataEntry) -> list[str]:

@@ -37,6 +37,11 @@ class Read(NamedTuple):
         ]
         return sorted(found)
 
+    def covers(self, path: Path) -> bool:
+        """Whether a file is one of these."""
+        matches = any(fnmatch(path.name, pattern) for pattern in self.patterns or ("*",))
+        return path == self.path or (matches and path.is_relative_to(self.path))
+
 
 _noted: ContextVar[dict[Read, None] | None] = ContextVar("noted", default=None)
 _opened: set[str] | None = None

@@ -210,3 +210,32 @@ def test_own_modules_and_data_that_differ_are_named(tmp_path: Path) -> None:
         "a: its runs are of module mine 11111111 (seed 1), 22222222 (seeds 2 and 3) and 66666666 (seed 3).",
         "a: its runs are of data_root/hub/x/b 33333333 (seeds 1 and 2) and 44444444 (seed 3).",
     ]
+
+
+def test_own_modules_and_data_that_differ_between_groups_are_named(tmp_path: Path) -> None:
+    """Not those of a field that has another value there."""
+
+    def group(label: str, mine: str, data: str, path: str) -> Group:
+        run = timed(tmp_path, [(0.0, (0.1,)), (1.0, (0.5,))], seed=1)
+        entries = [
+            {"of": of, "path": "", "patterns": [], "count": 1, "sha256": data * 64}
+            for of in ("task.path", "data_root")
+        ]
+        code = {"mine": mine * 64, "same": "0" * 64}
+        prints = {"code": code, "data": entries, "packages": {}, "unknown": []}
+        run.__dict__["environment"] = {"fingerprint": prints}
+        run.__dict__["experiment"] = {**run.experiment, "task": {"path": path}, "data_root": label}
+        return Group(label, (run,))
+
+    def said(*groups: Group) -> list[str]:
+        return [note for note in compare(groups, [ACCURACY]).notes if "Not the same" in note]
+
+    first = group("a", "1", "3", "x")
+    assert said(first) == said(first, group("b", "1", "3", "x"), group("c", "1", "3", "y")) == []
+    assert said(first, group("b", "2", "3", "x"), group("c", "1", "4", "y")) == [
+        "Not the same in all groups: module mine (a and c; b).",
+        "Not the same in all groups: data_root (a and b; c).",
+    ]
+    assert said(first, group("b", "1", "4", "x")) == [
+        "Not the same in all groups: task.path and data_root (a; b)."
+    ]

@@ -93,7 +93,9 @@ def test_body_of_an_own_algorithm(here: Path) -> None:
         r" --again .*--only.* or --keep",
     ):
         run_here(mine(here))
-    assert again(mine(here), only=["plain"])[1] == []
+    assert again(mine(here), only=["plain"])[1] == [
+        "stale, since this has changed: module helper (mine, seed 1); module mine (mine, seed 1)",
+    ]
     kept, said = again(mine(here), keep=True)
     assert kept.counts == Counts(2, skipped=2)
     assert said == [
@@ -105,6 +107,31 @@ def test_body_of_an_own_algorithm(here: Path) -> None:
         [],
     )
     assert again(mine(here)) == (SweepOutcome(Counts(2, skipped=2), (), stopped=False), [])
+
+
+def test_cells_of_different_code_are_not_compared_in_silence(cli: Cli, here: Path) -> None:
+    """One of two cells runs again after an edit: the calls and the report say that the other is of other code."""
+    os.chdir(here)
+    edit("mine", ALGORITHM)
+    described = {
+        "name": "s",
+        "base": {**TINY, "algorithm": "mine:Mine"},
+        "grid": {"optimizer.lr": [0.1, 0.05]},
+    }
+    Path("sweep.yaml").write_text(yaml.safe_dump(described))
+    assert cli("sweep", "sweep.yaml", *HERE)[0] == 0
+    edit("mine", ALGORITHM + "# edited\n")
+    only = ("sweep", "sweep.yaml", "--only", "optimizer.lr=0.05", *HERE)
+    for call in ((*only, "--again"), only):
+        code, out, err = cli(*call)
+        assert code == 0, err
+        assert "stale, since this has changed: module mine (optimizer.lr=0.1, seed 1)" in err
+        assert "Not the same in all groups: module mine (optimizer.lr=0.1; optimizer.lr=0.05)" in out
+    assert (
+        "Not the same in all groups: module mine (optimizer.lr=0.1; optimizer.lr=0.05)"
+        in cli("report", "runs/s")[1]
+    )
+    assert cli("sweep", "sweep.yaml", *HERE)[0] == 2
 
 
 def test_default_of_a_field_of_an_own_algorithm(here: Path) -> None:

@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -76,6 +77,11 @@ class Section(BaseModel):
         return without_booleans(value, annotation)
 
 
+import_times: dict[str, datetime] = {}
+"""When modules were imported: those with a component class, and those that an experiment has named first. An edit of their
+files since then does not count in this process."""
+
+
 class Component(Section):
     """Base class of everything that an experiment names. Its fields are its parameters. BadInput for a field
     ``name``."""
@@ -87,6 +93,7 @@ class Component(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        import_times[cls.__module__] = datetime.now(UTC)
         if "name" in cls.model_fields:
             raise BadInput(f"{cls.__name__}.name: the name of the component; accepted: another field name")
 
@@ -252,6 +259,8 @@ def imported(path: str, source: str) -> Any:
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
     _imported.append(module_name)
+    if module_name not in sys.modules:
+        import_times[module_name] = datetime.now(UTC)
     try:
         module = importlib.import_module("__main__" if module_name == script_module() else module_name)
     except ModuleNotFoundError as error:

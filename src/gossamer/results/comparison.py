@@ -34,6 +34,7 @@ from gossamer.results.formatting import (
     bytes_text,
     bytes_unit,
     differing,
+    flat,
     interval_text,
     is_share,
     metric_title,
@@ -732,6 +733,8 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
             if len(values) > 1:
                 texts = [f"{value} ({_seeds(values[value])})" for value in sorted(values)]
                 yield f"{group.label}: its runs are of {what} {some(texts)}."
+    for parts, names in _apart(groups).items():
+        yield f"Not the same in all groups: {some(names)} ({'; '.join(some(labels) for labels in parts)})."
 
 
 def _counts_bytes(run: Run) -> bool:
@@ -770,6 +773,29 @@ def _origins(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
                 if value is not None and run not in (of := found.setdefault(what, {}).setdefault(value, [])):
                     of.append(run)
     return found
+
+
+def _apart(groups: Sequence[Group]) -> dict[tuple[tuple[str, ...], ...], list[str]]:
+    """The own modules and the data that differ between groups, by the groups that have them in common. Files of a field are
+    compared where the experiments give the field the same value."""
+    found: dict[tuple[str, Any], dict[str, dict[str, None]]] = {}
+    for group in groups:
+        for run in group.samples:
+            fields = {**flat(run.experiment), "data_root": None}  # data may be at another place
+            for environment in (run.environment, *run.environment.get("resumed", [])):
+                if (recorded := environment.get("fingerprint")) is None:
+                    continue
+                hashes = {(f"module {name}", ""): hash_ for name, hash_ in recorded["code"].items()}
+                for entry in recorded["data"]:
+                    value = repr(fields.get(entry["of"]))
+                    hashes |= {(name, value): hash_ for name, hash_ in files_of([entry]).items()}
+                for key, hash_ in hashes.items():
+                    found.setdefault(key, {}).setdefault(hash_, {})[group.label] = None
+    apart: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for (name, _), labels in found.items():
+        if len(parts := tuple(dict.fromkeys(map(tuple, labels.values())))) > 1:
+            apart.setdefault(parts, []).append(name)
+    return apart
 
 
 def _seeds(runs: Sequence[Run]) -> str:

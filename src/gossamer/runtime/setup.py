@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from gossamer.config import Experiment, Processes, Simulate, WarmStart
 from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
-from gossamer.fingerprint import fingerprint
+from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.learning import Mean
 from gossamer.learning.evaluate import try_out
 from gossamer.learning.measures import Measures
@@ -34,7 +35,7 @@ from gossamer.network import Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
-from gossamer.reads import noting
+from gossamer.reads import noting, noting_opened
 from gossamer.results.run import load_run, model_of
 from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
 from gossamer.tasks import Task, label_counts, load_task, poisoned
@@ -47,7 +48,8 @@ def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
     itself in the process that decides for the run; None chooses one here. Raises BadInput, which names the field that can't
     be used."""
     # For so little work, several threads are slower than one, above all while other runs compute.
-    with noting() as read, one_thread():
+    listening = noting_opened() if names_own_code(experiment) else nullcontext()
+    with noting() as read, listening, one_thread():
         setup = _prepared(experiment, trainer)
     return replace(setup, fingerprint=fingerprint(experiment, read))
 

@@ -118,9 +118,9 @@ def run_sweep(
     if executor is not None and jobs is not None:
         raise BadInput("--jobs: accepted without --workers, whose executor decides how many runs it takes")
     chosen = by_run(sweep.chosen(only))
-    found = findings(chosen, states(sweep), again=again, keep=keep)
+    found = findings(sweep, chosen, states(sweep), again=again, keep=keep)
     if not keep:
-        found.refuse(sweep.folder)
+        found.refuse(sweep.folder, chosen)
     if executor is None:
         _check(remaining(chosen, states(sweep), retry_failed=retry_failed, again=again))
     with writing(f"--out {sweep.folder}"):
@@ -159,16 +159,20 @@ def by_run(chosen: Sequence[Planned]) -> dict[str, Planned]:
 
 
 def findings(
-    chosen: Mapping[str, Planned], before: Mapping[str, State], *, again: bool = False, keep: bool = False
+    sweep: Sweep,
+    chosen: Mapping[str, Planned],
+    before: Mapping[str, State],
+    *,
+    again: bool = False,
+    keep: bool = False,
 ) -> Findings:
-    """What has changed since the chosen runs that are finished and do not start again; arguments as for
-    :func:`run_sweep`."""
+    """What has changed since the runs that are finished and do not start again, the runs that are not chosen included, since
+    the results compare all; arguments as for :func:`run_sweep`."""
     if again and keep:
         raise BadInput("--keep: with --again, which starts finished runs again; accepted: one of them")
-    finished = {
-        run: (planned, before[run]) for run, planned in chosen.items() if before[run].status == "done"
-    }
-    return look({} if again else finished)
+    runs = by_run([*chosen.values(), *sweep.planned])
+    finished = {run: (planned, before[run]) for run, planned in runs.items() if before[run].status == "done"}
+    return look({run: found for run, found in finished.items() if not (again and run in chosen)})
 
 
 def remaining(

@@ -117,7 +117,7 @@ def plan(
     """The plan of a call with these arguments, as for :func:`gossamer.sweep.execute.run_sweep`."""
     before, runs = states(sweep), by_run(chosen)
     todo = remaining(runs, before, retry_failed=retry_failed, again=again)
-    found = findings(runs, before, again=again, keep=keep)
+    found = findings(sweep, runs, before, again=again, keep=keep)
     at_once = jobs or jobs_for([planned.experiment for planned in todo])
     jobs = None if workers is not None else min(at_once, max(len(todo), 1))
     cells: dict[str, list[Planned]] = {}

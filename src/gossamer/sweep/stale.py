@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,20 +40,21 @@ class Findings:
         """What has changed since a run."""
         return [text for text, runs in self.changed.items() if planned in runs]
 
-    def refuse(self, folder: Path) -> None:
-        """BadInput if there are stale runs."""
-        if self.changed:
+    def refuse(self, folder: Path, chosen: Container[str]) -> None:
+        """BadInput if some of the chosen runs are stale."""
+        of_chosen = {
+            text: [planned for planned in runs if planned.run in chosen]
+            for text, runs in self.changed.items()
+        }
+        if any(of_chosen.values()):
             raise BadInput(
-                f"{folder}: finished runs are stale, since this has changed: {self._stale()}; accepted: --again (finished"
+                f"{folder}: finished runs are stale, since this has changed: {_texts(of_chosen)}; accepted: --again (finished"
                 " runs start again; --only chooses cells), or --keep (they count as they are)"
             )
 
-    def _stale(self) -> str:
-        return "; ".join(f"{text} ({_runs(runs)})" for text, runs in self.changed.items())
-
     def notes(self) -> list[str]:
         """Sentences about the finished runs, the stale ones included."""
-        texts = [f"stale, since this has changed: {self._stale()}"] if self.changed else []
+        texts = [f"stale, since this has changed: {_texts(self.changed)}"] if self.changed else []
         texts += [f"finished with {text}: {_runs(runs)}" for text, runs in self.other_versions.items()]
         if self.not_at_hand:
             runs = {planned.run: planned for some_runs in self.not_at_hand.values() for planned in some_runs}
@@ -66,6 +67,10 @@ class Findings:
                 f"without a fingerprint: {_runs(self.unknown)}; they count, though their code and data may have changed"
             )
         return texts
+
+
+def _texts(changed: Mapping[str, list[Planned]]) -> str:
+    return "; ".join(f"{text} ({_runs(runs)})" for text, runs in changed.items() if runs)
 
 
 def _runs(runs: list[Planned]) -> str:

@@ -7,7 +7,6 @@ import reprlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,6 @@ from torch import Tensor, nn
 from gossamer.config.registry import Component, ComponentField, FunctionComponent
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput, cause
-from gossamer.reads import noting_opened
 from gossamer.tasks.metrics import OverSet, Streamed, chosen_metrics
 from gossamer.tasks.metrics import Reference as Reference
 from gossamer.tasks.provenance import Provenance
@@ -294,11 +292,10 @@ def load_task(component: Component, data_root: Path | None, seed: int) -> Task:
     if not isinstance(component, TaskSource | FunctionComponent):
         raise BadInput(f"task: {name!r} is not a task; accepted: a TaskSource or a function")
     try:
-        with nullcontext() if component.module_of().startswith("gossamer.") else noting_opened():
-            if isinstance(component, TaskSource):
-                task = component.load(data_root, seed)
-            else:
-                task = component.call(data_root=data_root, seed=seed)
+        if isinstance(component, TaskSource):
+            task = component.load(data_root, seed)
+        else:
+            task = component.call(data_root=data_root, seed=seed)
     except BadInput:
         raise
     except Exception as error:
