@@ -146,7 +146,7 @@ def refused(task: Task, metrics: dict[str, Any], seed: int) -> set[str]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         outputs = task.model().eval()(x[some])
-        return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], y, seed))
+        return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], [y], seed))
 
 
 @pytest.mark.timeout(300)
