@@ -153,7 +153,7 @@ def _with_each_class(targets: Tensor, most: int) -> Tensor:
     chosen = torch.linspace(0, len(targets) - 1, min(most, len(targets))).round().long()
     if len(chosen) < len(targets) and targets.dim() == 1 and not targets.is_floating_point():
         firsts, _ = _firsts_and_lasts(targets)
-        chosen = torch.cat((chosen, firsts[:most])).unique()
+        chosen = torch.from_numpy(np.union1d(chosen.numpy(), firsts[:most].numpy()))
     return targets[chosen]
 
 
@@ -178,7 +178,7 @@ def _towards(drawn: Tensor, targets: Tensor) -> Tensor | None:
     if drawn.shape[:-1] == targets.shape and drawn.shape[-1] > 1 and not targets.is_floating_point():
         classes = targets.long().clamp(0, drawn.shape[-1] - 1).unsqueeze(-1)
         return torch.zeros_like(drawn).scatter_(-1, classes, 1.0)
-    if drawn.numel() == targets.numel() and len(targets.unique()) == 2:
+    if drawn.numel() == targets.numel() and len(_firsts_and_lasts(targets)[0]) == 2:
         return torch.where(targets == targets.max(), 1.0, -1.0).reshape(drawn.shape)
     return None
 
