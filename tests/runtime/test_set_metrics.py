@@ -333,6 +333,11 @@ def test_comparisons_of_one_class(runs: dict[str, Run]) -> None:
     assert json.loads(json.dumps(rows)) == rows
 
 
+def test_a_column_of_lists_is_no_metric_to_compare(runs: dict[str, Run]) -> None:
+    with pytest.raises(BadInput, match="^--metrics test_confusion: its values are lists; accepted: test_acc"):
+        comparison.measures([runs["simulate"]], ["test_confusion"])
+
+
 def test_lists_that_are_not_alike_become_text(tmp_path: Path) -> None:
     """A node's lists are a column of lists only if all nodes record lists of one form."""
     folder = RunFolder.create(tmp_path, "lists", experiment="name: lists\n", environment={})

@@ -113,10 +113,13 @@ def at_level(metric: str, mean: float, level: float, classes: Container[str] = (
 
 
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
-    """Refuse a metric that no run has recorded. ``option`` is the command-line option that requests it."""
+    """Refuse a metric that no run has recorded, or whose values are lists. ``option`` is the command-line option that
+    requests it."""
+    runs = list(runs)
     known = all_metrics(runs)
     if metric not in known:
-        problem = f"no run has recorded it{suggest(metric, known)}"
+        lists = any(isinstance(run.metrics.schema.get(metric), pl.List) for run in runs)
+        problem = "its values are lists" if lists else f"no run has recorded it{suggest(metric, known)}"
         raise BadInput(f"{option} {metric}: {problem}; accepted: {listed(known)}")
 
 
