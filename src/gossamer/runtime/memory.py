@@ -59,8 +59,10 @@ def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: i
     are evaluated, as many at once as there are workers, or nodes that compute at once; for each of these, all outputs are
     kept, and a metric gets a copy."""
     engine = experiment.engine
-    simulated = isinstance(engine, Simulate)
-    device, limit = (engine.device, engine.workers) if simulated else ("cpu", engine.train_at_once)
+    if isinstance(engine, Simulate):
+        device, limit, field = engine.device, engine.workers, "workers"
+    else:
+        device, limit, field = "cpu", engine.train_at_once, "train_at_once"
     at_once = 1 if device != "cpu" else min(limit or cores(), max(models, 1))
     available = available_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
     needed = 2 * samples * sample_bytes * at_once
@@ -70,7 +72,7 @@ def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: i
             f" mean take at once, need {needed / 2**30:.3g} GiB of memory for {at_once} model{'s' * (at_once > 1)} at a"
             f" time, and {available / 2**30:.3g} GiB are available; accepted: metrics of torchmetrics that take one batch"
             " after the other, a loss that is a mean over samples, or fewer evaluation.samples, evaluation.nodes or"
-            f" engine.{'workers' if simulated else 'train_at_once'}"
+            f" engine.{field}"
         )
 
 
