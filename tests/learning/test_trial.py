@@ -146,7 +146,7 @@ def refused(task: Task, metrics: dict[str, Any], seed: int) -> set[str]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         outputs = task.model().eval()(x[some])
-        return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], y, seed))
+        return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], [y], seed))
 
 
 @pytest.mark.timeout(300)
@@ -350,3 +350,66 @@ def test_a_node_whose_own_samples_have_no_value_is_named() -> None:
     ):
         tried_measures(task, 1, None, personal=personal)
     assert tried_measures(task, 1, None, personal=personal[:2])[1] == []
+
+
+def recall_of(label: int) -> Callable[[Tensor, Tensor], Tensor]:
+    def share(outputs: Tensor, y: Tensor) -> Tensor:
+        chosen = y == label
+        return ((outputs.argmax(-1) == label) & chosen).sum() / chosen.sum().clamp(min=1)
+
+    return share
+
+
+def test_a_class_that_only_another_set_or_the_nodes_own_samples_have_is_tried() -> None:
+    """``test`` lacks class 2, whose recall is 0 there, and on each part of it."""
+    x, y = DIGITS.test
+    without = (x[y != 2], y[y != 2])
+    task = replace(DIGITS, tests={"test": without}, metrics={"recall": recall_of(2)})
+    assert list(tried_measures(task, 1, None)[0].means) == ["loss", "recall"]
+    with pytest.raises(BadInput, match=r"task\.metrics\.recall is no mean"):
+        tried_measures(replace(task, tests={"test": without, "odd": (x, y)}), 1, None)
+    with pytest.raises(BadInput, match=r"task\.metrics\.recall is no mean"):
+        tried_measures(task, 1, None, personal=[np.empty(0, np.int64), np.arange(100)])
+
+
+@pytest.mark.parametrize("scores", [1, 2])
+@pytest.mark.parametrize("positive", [1, 2, 3])
+def test_rare_classes_let_no_wrong_metric_through(scores: int, positive: int) -> None:
+    """Two classes, by two scores or by the sign of one. By chance, all of the rare class were right, or none."""
+
+    def hits(outputs: Tensor) -> Tensor:
+        return outputs[:, 1] > outputs[:, 0] if scores == 2 else outputs > 0
+
+    def recall(outputs: Tensor, y: Tensor) -> Tensor:
+        return (hits(outputs) & (y == 1)).sum() / (y == 1).sum().clamp(min=1)
+
+    def f1(outputs: Tensor, y: Tensor) -> Tensor:
+        return 2 * (hits(outputs) & (y == 1)).sum() / (hits(outputs).sum() + (y == 1).sum()).clamp(min=1)
+
+    def right(outputs: Tensor, y: Tensor) -> Tensor:
+        return (hits(outputs) == (y == 1)).float().mean()
+
+    def recall_or_one(outputs: Tensor, y: Tensor) -> Tensor:
+        return recall(outputs, y) if bool((y == 1).any()) else torch.tensor(1.0)
+
+    metrics: dict[str, Any] = {"recall": recall, "f1": f1, "right": right}
+    wrong = {"recall", "f1"}
+    if positive > 1:  # the only sample is right, as it would be where there is none
+        metrics["recall_or_one"] = recall_or_one
+        wrong.add("recall_or_one")
+    for seed in range(5):
+        rng = torch.Generator().manual_seed(seed)
+        y = torch.zeros(600, dtype=torch.int64 if scores == 2 else torch.float32)
+        y[torch.randperm(600, generator=rng)[:positive]] = 1
+        outputs = torch.randn((24, 2) if scores == 2 else (24,), generator=rng)
+        task = replace(DIGITS, loss=lambda outputs, y: outputs.mean(), metrics=metrics)
+        some = y[torch.linspace(0, 599, 24).round().long()]
+        assert set(no_means(Measures.of(task), outputs, some, [y], seed)) == wrong, seed
+
+
+def test_the_only_sample_of_a_class_in_a_large_set_is_tried() -> None:
+    y = torch.zeros(30_001, dtype=torch.int64)
+    y[7] = 2
+    task = replace(DIGITS, metrics={"recall": recall_of(2)})
+    outputs = torch.randn(24, 10, generator=torch.Generator().manual_seed(1))
+    assert set(no_means(Measures.of(task), outputs, y[-24:], [y], 1)) == {"recall"}

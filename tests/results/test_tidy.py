@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.results.folder import RunFolder
+from gossamer.results.formatting import value_text
 from gossamer.results.run import Run
 from gossamer.results.tidy import (
     ASYNCHRONY,
+    at_level,
     final,
     final_summary,
     lower_is_better,
@@ -386,6 +388,24 @@ def test_asynchrony_metrics_cover_the_whole_run(tmp_path: Path) -> None:
 )
 def test_lower_is_better_for_errors_losses_and_distances(name: str, lower: bool) -> None:
     assert lower_is_better(name) == lower
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "lower", "text"),
+    [
+        ("test_accuracy_error", (), True, "0.5"),
+        ("test_accuracy_loss", (), True, "0.5"),
+        ("test_accuracy_loss", ("test_accuracy_loss",), False, "50.0 %"),
+        ("test_accuracy_cat", ("test_accuracy_loss",), False, "0.5"),
+        ("test_accuracy", (), False, "50.0 %"),
+    ],
+)
+def test_only_columns_of_classes_are_taken_for_accuracies_whatever_their_name(
+    name: str, classes: tuple[str, ...], lower: bool, text: str
+) -> None:
+    assert lower_is_better(name, classes) == lower
+    assert value_text(name, 0.5, classes) == text
+    assert at_level(name, 0.4, 0.5, classes) == lower
 
 
 def test_final_values_are_deterministic(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def test_reports_cope_with_lists_and_show_one_class(runs: dict[str, Run], tmp_pa
     assert {*done.class_columns} <= set(names)
     assert not {*done.class_columns} & set(comparison_metrics([done]))
     assert "test accuracy cat" not in done.summary
-    assert not lower_is_better("test_accuracy_loss")
+    assert not lower_is_better("test_accuracy_loss", done.class_columns)
+    [of_loss] = [metric for metric in page_data([done])["metrics"] if metric["name"] == "test_accuracy_loss"]
+    assert (of_loss["low"], of_loss["share"]) == (False, True)
     of_class = final(done, "test_accuracy_loss")
     assert of_class is not None
     rows = done.metrics.filter(pl.col("node") >= 0, round=2)
@@ -257,6 +259,31 @@ def test_outputs_that_do_not_fit_are_refused_with_the_way_out(monkeypatch: pytes
     assert prepare(given)
 
 
+@pytest.mark.parametrize(
+    ("changes", "at_once"),
+    [
+        ({}, 3),
+        ({"evaluation": {"nodes": 2}}, 2),
+        ({"evaluation": {"nodes": "average"}}, 1),
+        ({"algorithm": "fedavg"}, 1),
+        ({"engine": {"name": "simulate", "workers": 2}}, 2),
+        ({"engine": "processes"}, 3),
+        ({"engine": {"name": "processes", "train_at_once": 1}}, 1),
+    ],
+)
+def test_outputs_are_needed_for_the_models_that_are_evaluated_at_once(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], at_once: int
+) -> None:
+    """On a machine with many cores, 3 nodes at the most. Each node of ``processes`` evaluates its own model."""
+    monkeypatch.setattr(memory, "cores", lambda: 64)
+    monkeypatch.setattr(memory, "available_bytes", lambda: at_once * 2 * 230 * 3 * 4)
+    prepare(experiment(**changes))
+    monkeypatch.setattr(memory, "available_bytes", lambda: at_once * 2 * 230 * 3 * 4 - 1)
+    plural = "s" * (at_once > 1)
+    with pytest.raises(BadInput, match=rf"need .* for {at_once} model{plural} at a time, .*engine\."):
+        prepare(experiment(**changes))
+
+
 class Recording(Algorithm):
     column: str
 
@@ -269,10 +296,17 @@ class Recording(Algorithm):
 def test_columns_of_evaluation_sets_cannot_be_recorded(tmp_path: Path, column: str) -> None:
     """They were dropped without a word."""
     algorithm = {"name": f"{__name__}:Recording", "column": column}
+    held_out = {"name": "iid", "personal_fraction": 0.2}
     with pytest.raises(
         RunFailed, match=f"node.record: {column}: metrics of an evaluation set have such names"
     ):
-        run(experiment(algorithm=algorithm), tmp_path)
+        run(experiment(task=f"{__name__}:weighted", algorithm=algorithm, partition=held_out), tmp_path)
+
+
+def test_personal_is_a_name_like_others_without_personal_samples(tmp_path: Path) -> None:
+    algorithm = {"name": f"{__name__}:Recording", "column": "personal_weight"}
+    done = run(experiment(algorithm=algorithm), tmp_path)
+    assert done.metrics.filter(pl.col("node") >= 0, round=2)["personal_weight"].to_list() == [1.0] * 3
 
 
 def test_a_target_is_a_column_of_numbers(tmp_path: Path) -> None:
@@ -293,7 +327,15 @@ def test_comparisons_of_one_class(runs: dict[str, Run]) -> None:
         run.metrics.filter(pl.col("node") >= 0, round=2)["test_accuracy_loss"].mean() for run in runs.values()
     ]
     assert [row["mean"] for row in rows] == pytest.approx(means)
+    assert [measure.unit for measure in chosen] == ["share"]
+    [_, by_time] = comparison.measures(list(runs.values()), ["test_loss"], ["test_accuracy_loss=0.25"])[-2:]
+    assert "≥ 25 %" in by_time.table
     assert json.loads(json.dumps(rows)) == rows
+
+
+def test_a_column_of_lists_is_no_metric_to_compare(runs: dict[str, Run]) -> None:
+    with pytest.raises(BadInput, match="^--metrics test_confusion: its values are lists; accepted: test_acc"):
+        comparison.measures([runs["simulate"]], ["test_confusion"])
 
 
 def test_lists_that_are_not_alike_become_text(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def report(
     from gossamer.results.plots import parse_width, write_figures
     from gossamer.results.report import write_comparison, write_report
     from gossamer.results.run import load_runs
-    from gossamer.results.tidy import comparison_metrics, default_axis, finite, main_metric
+    from gossamer.results.tidy import class_columns, comparison_metrics, default_axis, finite, main_metric
 
     for name, given in {"--format": format_, "--axis": axis}.items():
         if given and figures is None:
@@ -211,7 +211,7 @@ def report(
     elif not quiet:
         shown = [] if compared is None else compared.tables()
         if by_hops is not None and distances is not None:
-            shown.append(spread.table(distances, by_hops))
+            shown.append(spread.table(distances, by_hops, class_columns(loaded)))
         for heading, head, lines in shown:
             print_table(head, lines, title=heading)
             print()

@@ -3,8 +3,9 @@ the others return.
 
 Each is computed for some samples as a whole, and for unequal parts of them, once in their order and once sorted by target.
 It is a mean over samples if the mean of its values for the parts, weighted by their sizes, is its value for the whole. This
-is tried with the outputs of a fresh model, with these shuffled within each sample, and with normal draws, half of which are
-right: a fresh model may predict one class only, for which e.g. the recall of another one is 0 on every part."""
+is tried with the outputs of a fresh model, with these shuffled within each sample, and for the targets of every set with
+normal draws, half of which are right: a fresh model may predict one class only, and a set may lack one, for which e.g. the
+recall of another one is 0 on every part."""
 
 from __future__ import annotations
 
@@ -34,6 +35,7 @@ TOLERANCE = 1e-4
 MODEL_SAMPLES = 24  # samples whose outputs a fresh model computes
 _STREAMED_SAMPLES = 1000
 _MAX_SAMPLES, _MAX_NUMBERS = 10_000, 2_000_000  # of drawn outputs
+_SURELY = 10.0  # far beyond normal draws
 
 
 def tried_measures(
@@ -65,7 +67,11 @@ def tried_measures(
             return measures, [
                 f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
             ]
-        problems = no_means(measures, outputs, y, sets["test"][1], key)
+        own = [indices for indices in personal if len(indices)]
+        drawn_for = [targets for _, targets in sets.values()]
+        if own:
+            drawn_for.append(task.train[1][torch.from_numpy(np.concatenate(own))])
+        problems = no_means(measures, outputs, y, drawn_for, key)
         if problem := problems.pop("loss", ""):
             measures = Measures.of(task, loss_is_mean=False)
             notes.append(
@@ -106,11 +112,11 @@ def tried_measures(
 
 
 def no_means(
-    measures: Measures, outputs: Tensor, targets: Tensor, more_targets: Tensor, seed: int
+    measures: Measures, outputs: Tensor, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
 ) -> dict[str, str]:
     """The measures that are taken for means over samples and are none, and how they differ. ``outputs`` are those of a model
-    for the samples with ``targets``; ``more_targets`` are those of the whole set."""
-    cases = list(_cases(outputs, targets, more_targets, seed))
+    for the samples with ``targets``; ``drawn_for`` are the targets of each set, for which outputs are drawn."""
+    cases = list(_cases(outputs, targets, drawn_for, seed))
     return {
         name: problem
         for name, measure in measures.means.items()
@@ -125,7 +131,7 @@ def _few(pair: Pair, count: int) -> Pair:
 
 
 def _cases(
-    outputs: Tensor, targets: Tensor, more_targets: Tensor, seed: int
+    outputs: Tensor, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
 ) -> Iterator[tuple[Tensor, Tensor, bool]]:
     """Outputs and targets for the trial, and whether each measure must take these outputs."""
     rng = torch.Generator().manual_seed(seed)
@@ -137,14 +143,52 @@ def _cases(
         yield outputs[torch.randperm(len(outputs), generator=rng)], targets, False
     if outputs.is_floating_point():
         most = max(min(_MAX_SAMPLES, _MAX_NUMBERS // max(outputs[0].numel(), 1)), len(targets))
-        more, _ = _few((more_targets, more_targets), most)
-        drawn = torch.randn((len(more), *outputs.shape[1:]), generator=rng)
-        if not more.is_floating_point() and drawn.shape[:-1] == more.shape:
-            # Half of the samples get their class: by chance alone, a class may have no hit in the whole set.
-            classes = more.long().clamp(0, drawn.shape[-1] - 1)
-            right = 5.0 * (torch.rand(more.shape, generator=rng) < 0.5)
-            drawn.scatter_add_(-1, classes.unsqueeze(-1), right.unsqueeze(-1))
-        yield drawn.to(outputs.dtype), more, False
+        for every in drawn_for:
+            some = _with_each_class(every, most)
+            yield _drawn(outputs, some, rng), some, False
+
+
+def _with_each_class(targets: Tensor, most: int) -> Tensor:
+    """Some targets, evenly spaced, and the first sample of each class, which may be the only one."""
+    chosen = torch.linspace(0, len(targets) - 1, min(most, len(targets))).round().long()
+    if len(chosen) < len(targets) and targets.dim() == 1 and not targets.is_floating_point():
+        firsts, _ = _firsts_and_lasts(targets)
+        chosen = torch.from_numpy(np.union1d(chosen.numpy(), firsts[:most].numpy()))
+    return targets[chosen]
+
+
+def _drawn(outputs: Tensor, targets: Tensor, rng: torch.Generator) -> Tensor:
+    """Normal draws in the form of these outputs, half of which are right. By chance alone, all or none of a class with few
+    samples may be right, and then e.g. its recall is the same on every part that has some; so its last is wrong, and its
+    first is right."""
+    drawn = torch.randn((len(targets), *outputs.shape[1:]), generator=rng)
+    if (towards := _towards(drawn, targets)) is not None:
+        right = 5.0 * (torch.rand(targets.shape, generator=rng) < 0.5)
+        firsts, lasts = _firsts_and_lasts(targets)
+        right.view(-1)[lasts], right.view(-1)[firsts] = -_SURELY, _SURELY
+        drawn += towards * (
+            right.reshape(drawn.shape) if right.numel() == drawn.numel() else right.unsqueeze(-1)
+        )
+    return drawn.to(outputs.dtype)
+
+
+def _towards(drawn: Tensor, targets: Tensor) -> Tensor | None:
+    """What makes outputs right if added to them; None if targets are no classes. A class has a score of its own, along the
+    last axis, or one of two classes has a high score, and the other one a low score."""
+    if drawn.shape[:-1] == targets.shape and drawn.shape[-1] > 1 and not targets.is_floating_point():
+        classes = targets.long().clamp(0, drawn.shape[-1] - 1).unsqueeze(-1)
+        return torch.zeros_like(drawn).scatter_(-1, classes, 1.0)
+    if drawn.numel() == targets.numel() and len(_firsts_and_lasts(targets)[0]) == 2:
+        return torch.where(targets == targets.max(), 1.0, -1.0).reshape(drawn.shape)
+    return None
+
+
+def _firsts_and_lasts(targets: Tensor) -> tuple[Int[Tensor, " classes"], Int[Tensor, " classes"]]:
+    """Where the first and the last target of each class are, among all targets."""
+    order = targets.reshape(-1).argsort(stable=True)
+    ordered, edge = targets.reshape(-1)[order], torch.ones(1, dtype=torch.bool)
+    changes = ordered[1:] != ordered[:-1]
+    return order[torch.cat((edge, changes))], order[torch.cat((changes, edge))]
 
 
 def _no_mean(

@@ -128,7 +128,11 @@ class Setup:
     @cached_property
     def set_prefixes(self) -> tuple[str, ...]:
         """With what the columns of evaluation sets begin."""
-        return tuple(f"{name}_" for name in (*self.task.tests, "personal"))
+        return tuple(f"{name}_" for name in self._evaluated_on())
+
+    def _evaluated_on(self) -> list[str]:
+        """The evaluation sets, and "personal" if nodes have test samples of their own."""
+        return [*self.task.tests, *(["personal"] if any(map(len, self.personal)) else [])]
 
     def _without_neighbours(self) -> list[int]:
         """The nodes that have no link, in a fixed graph that may have such nodes."""
@@ -153,7 +157,7 @@ class Setup:
             "samples": [len(part) for part in self.parts],
             "labels": None if self.labels is None else self.labels.tolist(),
             "classes": None if self.task.classes is None else list(self.task.classes),
-            "class_columns": self._class_columns(),
+            "class_columns": self.class_columns,
             "outcome_ranks": sorted(self.outcome_ranks),
             "evaluated": sorted(self.evaluated),
             "evaluation_sets": list(self.task.tests),
@@ -167,16 +171,16 @@ class Setup:
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }
 
-    def _class_columns(self) -> dict[str, str]:
+    @cached_property
+    def class_columns(self) -> dict[str, str]:
         """The columns with the accuracies of single classes, and the names of these classes."""
-        sets = [*self.task.tests, *(["personal"] if any(map(len, self.personal)) else [])]
         tags = {
             f"accuracy_{tag}": name
             for metric in self.measures.streamed.values()
             if isinstance(metric, ClassAccuracy)
             for tag, name in zip(class_tags(metric.classes), metric.classes, strict=True)
         }
-        return {f"{on}_{column}": name for on in sets for column, name in tags.items()}
+        return {f"{on}_{column}": name for on in self._evaluated_on() for column, name in tags.items()}
 
 
 def mixing_of(experiment: Experiment) -> Mixing | None:

@@ -15,7 +15,7 @@ from gossamer.results.groups import ended
 from gossamer.results.plots import PALETTE, matplotlib
 from gossamer.results.report import page_data
 from gossamer.results.run import Run
-from gossamer.results.tidy import lower_is_better
+from gossamer.results.tidy import class_columns, lower_is_better
 
 MAX_RUNS = 4
 """Maximum number of runs side by side."""
@@ -41,16 +41,17 @@ def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
             raise BadInput(f"--animate: {problem}; accepted as --metrics: {listed(known)}")
         if page["topology"] is None:
             raise BadInput(f"--animate: {run.path} has recorded no graph; accepted: runs with one")
+    classes = class_columns(runs)
     values = [np.array(page["nodes"]["values"][metric], dtype=float) for page in pages]
     colours = matplotlib("cm").ScalarMappable(
         matplotlib("colors").Normalize(min(map(np.nanmin, values)), max(map(np.nanmax, values))),
-        "viridis_r" if lower_is_better(metric) else "viridis",
+        "viridis_r" if lower_is_better(metric, classes) else "viridis",
     )
     figure = matplotlib("figure").Figure(figsize=(5.2 * len(runs) + 0.8, 5.2), layout="constrained")
     panels = figure.subplots(1, len(runs), squeeze=False)[0]
     named = len(runs) > 1 or bool(ended(runs[0]))
     frames = [_frames(*panel, colours, named) for panel in zip(panels, pages, values, strict=True)]
-    percent = (lambda value, _: f"{100 * value:.3g}%") if is_share(metric) else None
+    percent = (lambda value, _: f"{100 * value:.3g}%") if is_share(metric, classes) else None
     figure.colorbar(colours, ax=list(panels), label=metric_title(metric), format=percent, shrink=0.8)
     writer = matplotlib("animation").PillowWriter(fps=_FRAMES_PER_SECOND)
     with writing(f"--animate {path}"):

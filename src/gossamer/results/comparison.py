@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -50,6 +50,7 @@ from gossamer.results.steps import Resolution, check_timed
 from gossamer.results.tidy import (
     FinalValue,
     check_recorded,
+    class_columns,
     comparison_metrics,
     complete_curve,
     confidence,
@@ -155,16 +156,16 @@ def measure(text: str) -> Measure:
     raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
 
 
-def _final(metric: str) -> Measure:
+def _final(metric: str, classes: Container[str] = ()) -> Measure:
     def number(run: Run) -> float | None:
         value = final(run, metric)
         return None if value is None else value.mean
 
     value = partial(final, name=metric)
-    return Measure(metric, "at the end", metric_title(metric), _unit(metric), number, final=value)
+    return Measure(metric, "at the end", metric_title(metric), _unit(metric, classes), number, final=value)
 
 
-def _area(metric: str, other: str | None = None) -> Measure:
+def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -> Measure:
     def among(runs: Sequence[Run]) -> Measure:
         span = _common_rounds(runs, [metric] if other is None else [metric, other])
 
@@ -185,7 +186,7 @@ def _area(metric: str, other: str | None = None) -> Measure:
     def alone(run: Run) -> float | None:
         return among([run]).of(run)
 
-    name, column, unit, against = f"area {metric}", "mean over rounds", _unit(metric), _COMPARED
+    name, column, unit, against = f"area {metric}", "mean over rounds", _unit(metric, classes), _COMPARED
     if other is not None:
         name, column, unit, against = (
             f"{name} relative to {other}",
@@ -223,7 +224,7 @@ def _total(axis: str) -> Measure:
     return Measure(axis, "at the end", *_AXES[axis], partial(total, axis=axis), ())
 
 
-def _time_to(axis: str, metric: str, number: str) -> Measure:
+def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) -> Measure:
     def first(run: Run) -> dict[str, Any] | None:
         steps = run.steps(metric)
         index = None if steps is None else steps.first(level)
@@ -237,14 +238,14 @@ def _time_to(axis: str, metric: str, number: str) -> Measure:
         steps, step = run.steps(metric), first(run)
         return None if steps is None or step is None else steps.before(step["time_s"])
 
-    level, low = float(number), lower_is_better(metric)
-    text = f"{100 * level:.4g} %" if is_share(metric) else f"{level:.4g}"
+    level, low = float(number), lower_is_better(metric, classes)
+    text = f"{100 * level:.4g} %" if is_share(metric, classes) else f"{level:.4g}"
     title = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
     name = f"{axis} to {metric}={level:g}"
     return Measure(name, title, *_AXES[axis], position, _COMPARED, resolution, having="reached it")
 
 
-def _at_budget(metric: str, axis: str, number: str) -> Measure:
+def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()) -> Measure:
     def within(run: Run) -> dict[str, Any] | None:
         steps = run.steps(metric)
         if steps is None or (total(run, axis) or 0.0) < budget:
@@ -265,12 +266,12 @@ def _at_budget(metric: str, axis: str, number: str) -> Measure:
     budget = float(number)
     title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
     name = f"{metric} at {axis}={budget:g}"
-    column, unit = metric_title(metric), _unit(metric)
+    column, unit = metric_title(metric), _unit(metric, classes)
     return Measure(name, title, column, unit, value, resolution=resolution, having="used it up")
 
 
-def _unit(metric: str) -> str:
-    return "share" if is_share(metric) else ""
+def _unit(metric: str, classes: Container[str]) -> str:
+    return "share" if is_share(metric, classes) else ""
 
 
 _AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
@@ -312,11 +313,12 @@ def measures(
             if metric in run.metrics.columns and run.metrics[metric].count():
                 check_timed(run, metric, f"{option} {metric}")
     # Not by their names, since a metric of an older record may have any.
-    made = [*map(_final, chosen), *(() if metrics else map(_total, _AXES))]
-    made += [_time_to(axis, metric, str(level)) for metric, level in goals for axis in _AXES]
-    made += [_at_budget(metric, axis, str(budget)) for axis, budget in limits for metric in chosen]
-    made += [] if area_of is None else [_area(area_of)]
-    made += [] if area_of is None or relative_to is None else [_area(area_of, relative_to)]
+    classes = class_columns(runs)
+    made = [*(_final(metric, classes) for metric in chosen), *(() if metrics else map(_total, _AXES))]
+    made += [_time_to(axis, metric, str(level), classes) for metric, level in goals for axis in _AXES]
+    made += [_at_budget(metric, axis, str(budget), classes) for axis, budget in limits for metric in chosen]
+    made += [] if area_of is None else [_area(area_of, classes=classes)]
+    made += [] if area_of is None or relative_to is None else [_area(area_of, relative_to, classes)]
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 ANY_WIDTH = 100_000
@@ -34,14 +34,15 @@ def metric_title(name: str) -> str:
     return _TITLES.get(name, name.replace("_", " "))
 
 
-def is_share(name: str) -> bool:
-    """Whether a metric is a share, shown in percent. ``<set>_accuracy_<class>`` is one."""
-    return name.endswith(("accuracy", "_share")) or "_accuracy_" in name
+def is_share(name: str, classes: Container[str] = ()) -> bool:
+    """Whether a metric is a share, shown in percent, as judged by its name. The accuracies of single classes, the columns
+    ``classes``, are."""
+    return name in classes or name.endswith(("accuracy", "_share"))
 
 
-def value_text(metric: str, value: float) -> str:
+def value_text(metric: str, value: float, classes: Container[str] = ()) -> str:
     """A metric's value."""
-    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if is_share(metric, classes) else f"{value:.4g}"
 
 
 def numerals(value: float, *others: float) -> list[str]:

@@ -24,6 +24,7 @@ from gossamer.results.tidy import (
     AXES,
     belongs_to_model,
     check_recorded,
+    class_columns,
     complete_curve,
     main_metric,
     recorded,
@@ -185,7 +186,7 @@ def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:
 def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
     axes.set_xlabel(axis_title(x, runs))
     axes.set_ylabel(metric_title(y))
-    if is_share(y):
+    if is_share(y, class_columns(runs)):
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
     if x == "bytes":
         axes.xaxis.set_major_formatter(matplotlib("ticker").EngFormatter("B"))
@@ -269,7 +270,9 @@ def write_figures(
 def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
     """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they cover."""
     nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
-    title = metric_title(metric).replace(" / ", " in ") + (" in %" if is_share(metric) else "")
+    title = metric_title(metric).replace(" / ", " in ") + (
+        " in %" if is_share(metric, class_columns(runs)) else ""
+    )
     against = "bytes that all nodes have sent" if axis == "bytes" else axis_title(axis, runs)
     text = f"{title[0].upper()}{title[1:]} against {against.replace(' / ', ' in ')}, {nodes} nodes."
     newest = (

@@ -151,16 +151,16 @@ def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
 
 def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Title -> (value, note) of a run's key figures."""
-    final, figures = tidy.final_summary(run), dict[str, tuple[str, str]]()
+    final, figures, classes = tidy.final_summary(run), dict[str, tuple[str, str]](), run.class_columns
     for main in mains:
         value = final.metrics.get(main)
         last, best = (NOTHING, ""), (NOTHING, "")
         if value is not None:
-            spread = f"std {value_text(main, value.std)}" if value.count > 1 else ""
+            spread = f"std {value_text(main, value.std, classes)}" if value.count > 1 else ""
             texts = [" ".join(filter(None, (spread, value.over))), value.before(final.rounds)]
-            last = value_text(main, value.mean), ", ".join(filter(None, texts))
+            last = value_text(main, value.mean, classes), ", ".join(filter(None, texts))
         if value is not None and value.best is not None:
-            best = value_text(main, value.best.mean), _best_text(main, value.best)
+            best = value_text(main, value.best.mean, classes), _best_text(main, value.best)
         figures |= {f"final {metric_title(main)}": last, f"best {metric_title(main)}": best}
     behind = final.least_rounds is not None and final.least_rounds != final.rounds
     shown, rounds = tidy.rounds_on_record(run)
@@ -219,7 +219,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
     shown_groups = groups if any(group.has_interval for group in groups) else ()
-    classes = {column: name for run in runs for column, name in run.class_columns.items()}
+    classes = tidy.class_columns(runs)
     return {
         "virtual": all(run.virtual for run in runs),
         "axis": tidy.default_axis(runs),
@@ -234,8 +234,8 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
                 "title": f"accuracy of {classes[name]}, {name.partition('_accuracy_')[0]} set"
                 if name in classes
                 else metric_title(name),
-                "share": is_share(name),
-                "low": tidy.lower_is_better(name),
+                "share": is_share(name, classes),
+                "low": tidy.lower_is_better(name, classes),
                 "system": name in tidy.ASYNCHRONY,
                 "of_class": name in classes,
                 "of_model": tidy.belongs_to_model(runs[0], name),

@@ -7,7 +7,7 @@ poisoned nodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import networkx as nx
@@ -97,10 +97,10 @@ def spread(groups: Sequence[Group], metric: str) -> pl.DataFrame:
     return pl.DataFrame(summaries, schema_overrides=floats, infer_schema_length=None)
 
 
-def table(rows: pl.DataFrame, metric: str) -> Table:
+def table(rows: pl.DataFrame, metric: str, classes: Container[str] = ()) -> Table:
     """Rows of :func:`spread` as text: a line per group, a column per distance."""
     distances = sorted(rows["hops"].unique())
-    unit, scale = ("%", 0.01) if is_share(metric) else ("", 1.0)
+    unit, scale = ("%", 0.01) if is_share(metric, classes) else ("", 1.0)
     lines: dict[str, dict[int, str]] = {}
     for row in rows.to_dicts():
         late = "" if row["half_round"] is None else f", {row['half_round']:.4g} rounds"

@@ -285,8 +285,8 @@ class Steps:
 
     def first(self, level: float) -> int | None:
         """The first step at a level."""
-        means = self.table["mean"].to_list()
-        return next((k for k, mean in enumerate(means) if at_level(self._metric, mean, level)), None)
+        means, classes = self.table["mean"].to_list(), self._run.class_columns
+        return next((k for k, mean in enumerate(means) if at_level(self._metric, mean, level, classes)), None)
 
     def before(self, time_s: float) -> Resolution:
         """The resolution of an answer at a step: an earlier step could be missing on record since the age."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -81,7 +81,7 @@ def comparison_metrics(runs: Iterable[Run]) -> list[str]:
     """The metrics by which runs are compared: those of all evaluation sets, without single classes, or the main metric if
     there are none."""
     runs = list(runs)
-    known, classes = all_metrics(runs), {column for run in runs for column in run.class_columns}
+    known, classes = all_metrics(runs), class_columns(runs)
     prefixes = tuple(f"{name}_" for name in evaluation_sets(known))
     return [name for name in known if name.startswith(prefixes) and name not in classes] or known[:1]
 
@@ -93,25 +93,33 @@ def evaluation_sets(columns: Iterable[str]) -> list[str]:
     return ["test", *sorted(losses - {"test", "train"})]
 
 
-def lower_is_better(metric: str) -> bool:
+def class_columns(runs: Iterable[Run]) -> dict[str, str]:
+    """The columns with the accuracies of single classes in any of the runs, and the names of these classes."""
+    return {column: name for run in runs for column, name in run.class_columns.items()}
+
+
+def lower_is_better(metric: str, classes: Container[str] = ()) -> bool:
     """Whether smaller values are better, judged by the metric's name: losses, errors, distances, ages, idleness. A class may
-    have any name; its accuracy, ``<set>_accuracy_<class>``, is better if it is larger."""
-    if "_accuracy_" in metric:
+    have any name; its accuracy, one of the columns ``classes``, is better if it is larger."""
+    if metric in classes:
         return False
     named = any(word in metric for word in _LOWER_IS_BETTER)
     return named or not {"mae", "mse", "rmse"}.isdisjoint(metric.split("_"))
 
 
-def at_level(metric: str, mean: float, level: float) -> bool:
+def at_level(metric: str, mean: float, level: float, classes: Container[str] = ()) -> bool:
     """Whether a mean is at a level or better; NaN never is."""
-    return mean <= level if lower_is_better(metric) else mean >= level
+    return mean <= level if lower_is_better(metric, classes) else mean >= level
 
 
 def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
-    """Refuse a metric that no run has recorded. ``option`` is the command-line option that requests it."""
+    """Refuse a metric that no run has recorded, or whose values are lists. ``option`` is the command-line option that
+    requests it."""
+    runs = list(runs)
     known = all_metrics(runs)
     if metric not in known:
-        problem = f"no run has recorded it{suggest(metric, known)}"
+        lists = any(isinstance(run.metrics.schema.get(metric), pl.List) for run in runs)
+        problem = "its values are lists" if lists else f"no run has recorded it{suggest(metric, known)}"
         raise BadInput(f"{option} {metric}: {problem}; accepted: {listed(known)}")
 
 
@@ -394,7 +402,7 @@ def final(run: Run, name: str) -> FinalValue | None:
     best = None
     if name == "train_loss" or belongs_to_model(run, name):
         good = table.filter(pl.col("mean").is_finite()).select("mean", "round_least", "round_most")
-        good = good.sort("mean", descending=not lower_is_better(name), maintain_order=True)
+        good = good.sort("mean", descending=not lower_is_better(name, run.class_columns), maintain_order=True)
         best = None if good.is_empty() else Best(**good.row(0, named=True), of=len(good))
     latest = run.curves.filter("complete")["point"].max()
     early, nodes = bool(table.height) and table["point"][-1] != latest, _nodes_of(run, name)

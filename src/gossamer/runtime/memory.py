@@ -54,20 +54,25 @@ def _vectors(state: State) -> int:
     return sum(value.shape == (2,) for value in state.values())
 
 
-def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: int) -> None:
-    """Refuse metrics that take all outputs of an evaluation set at once, if these exceed the available memory: each worker
-    keeps those of one model, and a metric gets a copy."""
+def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: int, models: int) -> None:
+    """Refuse metrics that take all outputs of an evaluation set at once, if these exceed the available memory. ``models``
+    are evaluated, as many at once as there are workers, or nodes that compute at once; for each of these, all outputs are
+    kept, and a metric gets a copy."""
     engine = experiment.engine
-    device, workers = (engine.device, engine.workers) if isinstance(engine, Simulate) else ("cpu", None)
-    workers = 1 if device != "cpu" else workers or min(cores(), experiment.nodes)
+    if isinstance(engine, Simulate):
+        device, limit, field = engine.device, engine.workers, "workers"
+    else:
+        device, limit, field = "cpu", engine.train_at_once, "train_at_once"
+    at_once = 1 if device != "cpu" else min(limit or cores(), max(models, 1))
     available = available_bytes() if device == "cpu" else torch.cuda.mem_get_info(device)[0]
-    needed = 2 * samples * sample_bytes * workers
+    needed = 2 * samples * sample_bytes * at_once
     if available is not None and needed > available:
         raise BadInput(
             f"task.metrics: the outputs for the {samples:,} samples of {on!r}, which metrics over a set and a loss that is no"
-            f" mean take at once, need {needed / 2**30:.3g} GiB of memory, and {available / 2**30:.3g} GiB are available;"
-            " accepted: metrics of torchmetrics that take one batch after the other, a loss that is a mean over samples, or"
-            " fewer evaluation.samples"
+            f" mean take at once, need {needed / 2**30:.3g} GiB of memory for {at_once} model{'s' * (at_once > 1)} at a"
+            f" time, and {available / 2**30:.3g} GiB are available; accepted: metrics of torchmetrics that take one batch"
+            " after the other, a loss that is a mean over samples, or fewer evaluation.samples, evaluation.nodes or"
+            f" engine.{field}"
         )
 
 

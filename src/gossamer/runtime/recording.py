@@ -372,8 +372,8 @@ class RunRecord:
     def target_met(self, until_s: float = math.inf) -> bool:
         """Whether ``stop.target`` has been met by some instant, which must have passed."""
         if self._metric is not None and not self._met:
-            steps = self._mean.advance(until_s)
-            self._met = any(at_level(self._metric, step.mean, self._level) for step in steps)
+            steps, classes = self._mean.advance(until_s), self._setup.class_columns
+            self._met = any(at_level(self._metric, step.mean, self._level, classes) for step in steps)
         return self._met
 
     def without(self, rank: int, *, gone_s: float | None, keep: bool = False) -> None:

@@ -107,7 +107,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     trainer, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
-    measures, notes = _tried_measures(experiment, task, personal)
+    evaluated = _evaluated(experiment, outcomes)
+    measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
     return Setup(
         experiment=experiment,
@@ -121,7 +122,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         compute=compute,
         layout=layout,
         outcome_ranks=frozenset(outcomes),
-        evaluated=frozenset(_evaluated(experiment, outcomes)),
+        evaluated=frozenset(evaluated),
         message_limit=_message_limit(experiment, layout),
         trainer=trainer,
         trainer_note=trainer_note,
@@ -397,14 +398,14 @@ def _message_limit(experiment: Experiment, layout: Layout) -> int:
 
 
 def _tried_measures(
-    experiment: Experiment, task: Task, personal: list[Int[np.ndarray, " _"]]
+    experiment: Experiment, task: Task, personal: list[Int[np.ndarray, " _"]], models: int
 ) -> tuple[Measures, list[str]]:
     """The task's measures, and sentences about them, after a trial and a check of the memory that they need."""
     limit, largest = experiment.evaluation.samples, max(map(len, personal), default=0)
 
     def fits(on: str, sample_bytes: int) -> None:
         samples = min(len(task.tests[on][1]), limit or sys.maxsize)
-        check_outputs(experiment, on, max(samples, largest), sample_bytes)
+        check_outputs(experiment, on, max(samples, largest), sample_bytes, models)
 
     return tried_measures(task, experiment.seed, limit, fits, personal)
 
