@@ -189,8 +189,9 @@ class _Proof:
 
     def _repeats_with(self, field: str, value: Any) -> bool:
         """Whether the first step repeats if the task has another augmentation or loss."""
-        task, *others = self._given
-        return _Proof(replace(task, **{field: value}), *others)._repeated_step() is not None
+        task, optimizer, layout, device, batch, seed = self._given
+        other = _Proof(replace(task, **{field: value}), optimizer, layout, device, batch, seed)
+        return other._repeated_step() is not None
 
     def _check_update(self, first: TrainResult) -> None:
         """Refuse an update that changes nothing, or whose random numbers no run repeats."""
