@@ -334,7 +334,9 @@ def test_comparisons_of_one_class(runs: dict[str, Run]) -> None:
 
 
 def test_a_column_of_lists_is_no_metric_to_compare(runs: dict[str, Run]) -> None:
-    with pytest.raises(BadInput, match="^--metrics test_confusion: its values are lists; accepted: .*test_accuracy"):
+    with pytest.raises(
+        BadInput, match="^--metrics test_confusion: its values are lists; accepted: .*test_accuracy"
+    ):
         comparison.measures([runs["simulate"]], ["test_confusion"])
 
 
