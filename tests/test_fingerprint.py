@@ -196,17 +196,20 @@ def test_files_that_the_experiment_names_are_data(here: Path) -> None:
     assert found == {"task.path": sha256("d.csv"), "topology.path": sha256("ring.txt")}
 
 
+TABLES = {
+    "name": "hub",
+    "path": "d",
+    "inputs": "a",
+    "targets": "b",
+    "loss": "regression",
+    "model": "linear",
+}
+"""A task with tables in the folder ``d``."""
+
+
 def test_files_of_a_named_folder_are_data(here: Path) -> None:
     write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")} | {"d/notes.md": "x"})
-    task = {
-        "name": "hub",
-        "path": "d",
-        "inputs": "a",
-        "targets": "b",
-        "loss": "regression",
-        "model": "linear",
-    }
-    [entry] = prepare(experiment(task=task)).fingerprint["data"]
+    [entry] = prepare(experiment(task=TABLES)).fingerprint["data"]
     assert entry["of"] == "task.path"
     assert entry.get("files") == {f"{split}.csv": sha256(f"d/{split}.csv") for split in ("test", "train")}
 
@@ -322,18 +325,10 @@ def test_own_task_that_reads_a_named_folder_unseen_is_named(here: Path) -> None:
 def test_many_files_have_one_hash(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.fingerprint.MAX_NAMED", 1)
     write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")})
-    task = {
-        "name": "hub",
-        "path": "d",
-        "inputs": "a",
-        "targets": "b",
-        "loss": "regression",
-        "model": "linear",
-    }
-    before = prepare(experiment(task=task)).fingerprint
+    before = prepare(experiment(task=TABLES)).fingerprint
     assert "files" not in before["data"][0]
     write({"d/test.csv": "a,b\n" + "1,3\n" * 20})
-    assert differences(before, prepare(experiment(task=task)).fingerprint) == ["task.path (2 files)"]
+    assert differences(before, prepare(experiment(task=TABLES)).fingerprint) == ["task.path (2 files)"]
 
 
 def test_many_opened_files_are_recorded_by_their_folders(here: Path) -> None:
@@ -385,15 +380,7 @@ def test_moved_data_is_the_same(here: Path) -> None:
 
 def test_new_and_missing_files_of_a_folder_are_named(here: Path) -> None:
     write({f"d/{split}.csv": "a,b\n" + "1,2\n" * 20 for split in ("train", "test")})
-    task = {
-        "name": "hub",
-        "path": "d",
-        "inputs": "a",
-        "targets": "b",
-        "loss": "regression",
-        "model": "linear",
-    }
-    before = prepare(described := experiment(task=task)).fingerprint["data"]
+    before = prepare(described := experiment(task=TABLES)).fingerprint["data"]
     Path("d/test.csv").rename("d/test-1.csv")
     assert Present().changed_data(before, described)[0] == [
         "task.path/test-1.csv (new)",
