@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gossamer
-from gossamer import Experiment, Model
+from gossamer import Experiment, Model, numerics
 from gossamer.algorithms.divshare import assign_fragments
 from gossamer.config.registry import build, names
 from gossamer.learning import Aggregator, Optimizer
@@ -18,7 +18,6 @@ from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.parameters import initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, Trainer, TrainJob
-from gossamer.runtime.simulate.simulation import _repeatable
 from gossamer.tasks import load_task
 
 MLP: dict[str, Any] = {
@@ -82,7 +81,7 @@ def read_back_by(raised: pytest.ExceptionInfo[NotImplementedError]) -> str:
 @pytest.mark.parametrize("kind", [SequentialTrainer, BatchedTrainer])
 @pytest.mark.parametrize("name", names("optimizer"))
 def test_training_reads_nothing_back_before_its_losses(
-    task: gossamer.Task, kind: type[Trainer], name: str, monkeypatch: pytest.MonkeyPatch
+    task: gossamer.Task, kind: type[Trainer], name: str
 ) -> None:
     start = on_meta(task)
     optimizer = build("optimizer", {"name": name, "lr": 0.1, "clip_norm": 1.0})
@@ -90,7 +89,6 @@ def test_training_reads_nothing_back_before_its_losses(
     trainer = kind(task, optimizer, Rows(len(start.parameters), "meta"))
     batches = [torch.arange(4), torch.arange(2, 6)]
     jobs = [TrainJob(start, batches, 0.1, optimizer.init(start.parameters), 1) for _ in range(3)]
-    monkeypatch.setattr(SequentialTrainer, "_draws", False)
     with pytest.raises(NotImplementedError) as raised:
         trainer.train(jobs)
     assert "torch.stack" in read_back_by(raised)
@@ -99,7 +97,11 @@ def test_training_reads_nothing_back_before_its_losses(
 def test_evaluation_reads_back_only_its_totals(task: gossamer.Task) -> None:
     model = on_meta(task)
     evaluator = Evaluator(task, 1, device="meta", rows=Rows(len(model.parameters), "meta"))
-    for evaluate in (evaluator.test, lambda model: evaluator._together([model] * 5, "test")):
+    for evaluate in (
+        evaluator.test,
+        lambda model: evaluator._together([model] * 5, "test", means_together=True),
+        lambda model: evaluator._together([model] * 5, "test", means_together=False),
+    ):
         with pytest.raises(NotImplementedError) as raised:
             evaluate(model)
         assert "totals.tolist()" in read_back_by(raised)
@@ -131,7 +133,7 @@ def test_gpu_settings_are_restored_after_the_run() -> None:
         return [matmul.allow_tf32, filling, torch.get_deterministic_debug_mode(), *kernels]
 
     before = settings()
-    with pytest.raises(KeyError), _repeatable():
+    with pytest.raises(KeyError), numerics.repeatable("cuda"):
         assert settings() == [False, False, 1, False, False, True]
         raise KeyError
     assert settings() == before
