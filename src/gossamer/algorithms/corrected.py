@@ -167,7 +167,7 @@ class GradientTracking(Algorithm):
             receivers, senders = await node.neighbors(r, "out"), await node.neighbors(r, "in")
             weights = node.mixing_weights(r)
             node.broadcast(receivers, node.model, tag=("model", r))
-            node.broadcast(receivers, direction, tag=("direction", r))
+            node.broadcast(receivers, direction, tag=("direction", r), exact=True)
             await node.mix(await node.gather(senders, tag=("model", r)), weights)
             if self.variant == "diging":
                 node.parameters = node.parameters + direction

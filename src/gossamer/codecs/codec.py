@@ -342,7 +342,7 @@ class Coder:
 
     def encode(self, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         """A payload with its models encoded. A model that is sent again in the same round is not encoded
-        again. ValueError for the node's bare parameters, which were probably meant to be a model."""
+        again. ValueError for a bare vector as long as a model, which was probably meant to be encoded."""
         return self._encoded(payload, "" if self._pieces else _named(tag))
 
     def _encoded(self, payload: Payload, name: str) -> Payload:
@@ -352,9 +352,16 @@ class Coder:
             return {key: self._encoded(item, self._at(name, key)) for key, item in payload.items()}
         if isinstance(payload, list | tuple):
             return [self._encoded(item, self._at(name, place)) for place, item in enumerate(payload)]
-        if isinstance(payload, Tensor) and payload is self.node.parameters:
+        if (
+            isinstance(payload, Tensor)
+            and payload.shape == self.node.parameters.shape
+            and payload.is_floating_point()
+        ):
+            what = (
+                "node.parameters" if payload is self.node.parameters else f"a vector of {len(payload)} values"
+            )
             raise ValueError(
-                "node.parameters is sent, which no codec encodes; accepted with a codec: node.model, or exact=True"
+                f"{what} is sent, which no codec encodes; accepted with a codec: node.model, Model(vector), or exact=True"
             )
         return payload
 

@@ -31,7 +31,7 @@ from gossamer.per_node import Divergence
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import read_metrics, read_setup
+from gossamer.results.recorder import NETWORK, read_metrics, read_setup
 from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
@@ -75,8 +75,19 @@ class SimulateEngine:
             try:
                 return self._run(folder, observer, self._replay(folder, checkpoint))
             except ReplayDiffers as error:
-                observer.say(f"the run is computed again from its start: {error}")
+                text = f"the run is computed again from its start: {error}"
+            observer.say(text)
             _erase_record(folder)
+            with folder.segment("events") as events:
+                events.append(
+                    {
+                        "time_s": 0.0,
+                        "wall_s": checkpoint.wall_s,
+                        "node": NETWORK,
+                        "event": "resumed",
+                        "detail": text,
+                    }
+                )
         try:
             return self._run(folder, observer, None)
         except Divergence:
