@@ -310,6 +310,8 @@ class Coder:
             self._rename_memory(name)
         first = next(iter(streams), name)
         if name not in streams and len(streams) == MAX_STREAMS:
+            if not self._remembers_streams():
+                return name
             raise ValueError(
                 f"node {node.rank} sends models in more than {MAX_STREAMS} streams, the next one as {name}; accepted with a"
                 " codec: fewer places and tags (numbers in a tag do not count), or exact=True"
@@ -317,6 +319,11 @@ class Coder:
         keeps = self._reads_own and name != first and vector is not node.parameters
         streams[name] = node.store(vector) if keeps else None
         return "" if name == first else name
+
+    def _remembers_streams(self) -> bool:
+        """Whether a codec keeps something for each stream."""
+        once = {part.name_of() for part in self._codec.parts() if not part.per_stream}
+        return self._reads_own or bool(self.node.state[STATE].keys() - {STREAMS, *once})
 
     def _rename_memory(self, first: str) -> None:
         """Make the memory of decoding in the stream that has become the first one a part of the first memory."""
