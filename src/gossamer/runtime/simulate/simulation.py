@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,7 +26,6 @@ from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
-from gossamer.per_node import Divergence
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
@@ -36,11 +34,10 @@ from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, add_up, describe_waits, ending_signals, nothing_sent
-from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, is_due, never_mixed
+from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, never_mixed
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, Order, VirtualLoop, to_ns
-from gossamer.runtime.simulate.cohort import Cohort, fits
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
@@ -88,16 +85,6 @@ class SimulateEngine:
                         "detail": text,
                     }
                 )
-        try:
-            return self._run(folder, observer, None)
-        except Divergence:
-            observer.say(
-                "the run is computed again from its start, node by node: the nodes part ways in a later round"
-            )
-        _erase_record(folder)
-        experiment = self._setup.experiment
-        engine = experiment.engine.model_copy(update={"cohort": False})
-        self._setup = replace(self._setup, experiment=experiment.model_copy(update={"engine": engine}))
         return self._run(folder, observer, None)
 
     def _replay(self, folder: RunFolder, checkpoint: RunCheckpoint) -> Replay:
@@ -186,8 +173,7 @@ def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
 
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
-    folder receives the checkpoints and, if the run is resumed, holds its earlier record. Raises Divergence if
-    the nodes of a cohort part ways after their first round."""
+    folder receives the checkpoints and, if the run is resumed, holds its earlier record."""
 
     def __init__(
         self,
@@ -239,7 +225,6 @@ class Simulation:
         self._faults: FaultRunner | None = None
         self._checkpoints: SimCheckpoints | None = None
         self._rounds = 0
-        self._as_cohort = False  # whether the nodes are computed as a cohort
         self._ends_diverged = False
         self._reported = time.perf_counter()
 
@@ -288,7 +273,6 @@ class Simulation:
             counted,
             context.profile.seconds,
             context.rows.peak,
-            self._as_cohort,
         )
 
     def _build(self) -> None:
@@ -316,14 +300,10 @@ class Simulation:
             graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
             clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
-        cohort = self._cohort()
-        self._as_cohort = cohort is not None
         self._recorder.begin()
-        if cohort is not None:
-            self._run_cohort(cohort)
         for node in self._present():
             self._save(node)
-            self._tasks.begin(node, _no_rounds if cohort else partial(experiment.algorithm.run, node.node))
+            self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
@@ -437,43 +417,6 @@ class Simulation:
         seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
         return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
 
-    def _cohort(self) -> Cohort | None:
-        """The cohort of all nodes after its first round, which is not recorded yet; None if each node runs by
-        itself."""
-        if self._replay is not None or not fits(self._setup, self._context.links):
-            return None
-        cohort = Cohort(self._context, self.nodes)
-        with suppress(Divergence):
-            if cohort.advance():
-                return cohort
-        cohort.close()
-        return None
-
-    def _run_cohort(self, cohort: Cohort) -> None:
-        """Run the cohort to the end. Raises Divergence if its nodes part ways."""
-        self._recorder.flush()
-        try:
-            unfinished = True
-            while unfinished and not self._tasks.end.done():
-                self._clock.now_ns = cohort.now_ns
-                if is_due(self._setup, cohort.round):
-                    cohort.update()
-                    for rank, node in enumerate(self.nodes):
-                        node.shown.end_round()
-                        self._round_ended(rank)
-                    self._recorder.settle()
-                else:
-                    self._rounds += len(self.nodes)
-                    self._report_progress()
-                unfinished = cohort.advance()
-            self._clock.now_ns = cohort.now_ns
-            cohort.update()
-        except Divergence:
-            if not self._tasks.end.done():  # otherwise the user ends the run anyway
-                raise
-        finally:
-            cohort.close()
-
     def _round_ended(self, rank: int) -> None:
         node = self.nodes[rank]
         self._rounds += 1
@@ -521,7 +464,3 @@ class Simulation:
         self._observer.progress(self._completed_rounds(), self._clock.now())
         if self._observer.stopping:
             self._tasks.finish("stopped")
-
-
-async def _no_rounds() -> None:
-    """The protocol of a node whose rounds its cohort has run."""
