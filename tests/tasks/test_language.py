@@ -396,7 +396,7 @@ def test_texts_are_tokenized_for_a_classifier(folder: Path, tmp_path: Path) -> N
     )
     tokens = {tuple(row) for row in named["input_ids"].tolist()}
     assert tokens == {(1, 2, 3, 0), (1, 0, 0, 0), (2, 2, 2, 2), (0, 0, 0, 0)}
-    with pytest.raises(BadInput, match="task.tokenizer: null, for texts"):
+    with pytest.raises(BadInput, match="a column of numbers, or task.tokenizer for one of texts"):
         prepare(experiment(task={**task, "tokenizer": None}))
     with pytest.raises(BadInput, match="task: .*padding token"):
         prepare(experiment(task={**task, "tokenizer": {"path": str(folder)}}))

@@ -2,69 +2,126 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import polars as pl
-from jaxtyping import Bool, Float32
+from jaxtyping import Bool, Float32, Int64
+from polars.exceptions import PolarsError
 
-from gossamer.errors import BadInput, listed
-from gossamer.tasks import data, splits
+from gossamer.errors import BadInput
+from gossamer.tasks import splits, tables
 
 InTest = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
+_NAMED = 12  # the most columns that an error names
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """The rows of the training files and then of the test files, in order, with the columns that a task uses.
 
-    ``ends`` has the number of rows up to the end of each file. ``remarks`` collects what the user should know."""
+    ``file`` has the number of each row's file, and ``number`` its number in that file, from 1; the line of names in a CSV
+    file does not count. ``remarks`` collects what the user should know."""
 
     files: splits.Files
     table: pl.DataFrame
-    ends: list[int]
-    in_test: InTest
+    file: Int64[np.ndarray, " _"]
+    number: Int64[np.ndarray, " _"]
+    below_names: bool = False  # whether the files have a line of names
     remarks: list[str] = field(default_factory=list)
 
+    @property
+    def in_test(self) -> InTest:
+        """Whether each row belongs to the test set."""
+        return self.file >= len(self.files.train)
+
     def place(self, row: int) -> str:
-        """A row for the user, by its file and its number in it, from 1."""
-        file = int(np.searchsorted(self.ends, row, side="right"))
-        path = (*self.files.train, *self.files.test)[file]
-        return f"row {row - (self.ends[file - 1] if file else 0) + 1} of {self.files.name(path)}"
+        """A row for the user, by its file and its number in it."""
+        name = self.files.name(self.files.all[self.file[row]])
+        if self.files.kind in ("image", "text"):
+            return name
+        return f"row {self.number[row]}{' below the names' if self.below_names else ''} of {name}"
+
+    def owners(self, each: Literal["file", "folder"]) -> pl.Series:
+        """The owner of each row by the name of its file or folder; see :meth:`gossamer.tasks.splits.Files.owner`."""
+        names = [self.files.owner(path, each) for path in self.files.all]
+        return pl.Series(np.array(names, object)[self.file].tolist(), dtype=pl.String)
 
     def check_finite(self, values: Float32[np.ndarray, "rows ..."], column: str, where: str) -> None:
         """Refuse values, one or several for each row, that are not finite."""
         wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(1))
         if len(wrong):
             problem = f"{len(wrong):,} values of {column!r} are not finite (the first in {self.place(int(wrong[0]))})"
-            raise BadInput(f"{where}: {problem}; accepted: finite numbers of float32")
+            accepted = "finite numbers of float32, or task.missing: drop for NaN"
+            raise BadInput(f"{where}: {problem}; accepted: {accepted}")
+
+    def complete(self, columns: Mapping[str, str], missing: Literal["refuse", "drop"]) -> Rows:
+        """The rows without missing values. With ``drop``, those that miss a value (NaN too) are left out, and a remark says
+        how many; with ``refuse``, they are bad input."""
+        lacking = {name: self._lacks(name, nan=missing == "drop") for name in columns}
+        wrong = np.logical_or.reduce(list(lacking.values()))
+        if not wrong.any():
+            return self
+        name = next(name for name in columns if lacking[name].any())
+        first = self.place(int(lacking[name].argmax()))
+        if missing == "refuse":
+            problem = f"{lacking[name].sum():,} values of {name!r} are missing (the first in {first})"
+            raise BadInput(
+                f"task.{columns[name]}: {problem}; accepted: none, or task.missing: drop, which leaves such rows out"
+            )
+        kept = replace(
+            self, table=self.table.filter(~wrong), file=self.file[~wrong], number=self.number[~wrong]
+        )
+        for split, files in (("train", self.files.train), ("test", self.files.test)):
+            if files and not (kept.in_test == (split == "test")).any():
+                problem = f"each row of {splits.some(map(self.files.name, files))} misses a value, the first of {name!r}"
+                raise BadInput(f"task.{split}: {problem}; accepted: rows without missing values")
+        where = self.place(int(wrong.argmax()))
+        count = f"{wrong.sum():,} of {len(wrong):,} rows"
+        self.remarks.append(f"left out for a missing value: {count} (the first is {where})")
+        return kept
+
+    def _lacks(self, name: str, *, nan: bool) -> Bool[np.ndarray, " rows"]:
+        column = self.table[name]
+        lacks = column.is_null()
+        if nan and column.dtype.is_float():
+            lacks |= column.is_nan().fill_null(True)
+        return lacks.to_numpy()
 
 
-def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
+def read_rows(
+    files: splits.Files,
+    columns: Mapping[str, str],
+    form: tables.CSV | None = None,
+    encoding: str = "utf-8",
+    missing: Literal["refuse", "drop"] = "refuse",
+) -> Rows:
     """Read columns (name -> the field of the task that names it) of all files. Whole numbers in some files and floats in
-    others become floats; words of several types, such as two Enums, become text. BadInput for a column that a file lacks,
-    that has words in one file and numbers in another one, or that has a missing value."""
-    paths = (*files.train, *files.test)
-    if splits.kind_of(paths[0]) == "image":
-        tables = [data.read_images(paths, files.name)]
-        counts = [1] * len(paths)
+    others become floats; words of several types, such as two Enums, become text, as do owners that are words in one file and
+    numbers in another one.
+
+    BadInput for a column that a file lacks, that has words in one file and numbers in another one, or that has a missing
+    value, unless such rows are dropped."""
+    read, numbers = list[pl.DataFrame](), list[Int64[np.ndarray, " _"]]()
+    if files.kind == "image":
+        read = [tables.read_images(files.all, files.name)]
+        numbers = [np.ones(1, np.int64) for _ in files.all]
     else:
-        tables = [data.read_table(path) for path in paths]
-        counts = [len(table) for table in tables]
-    known = sorted({column for table in tables for column in table.columns})
-    for column, field_ in columns.items():
-        if column not in known:
-            raise BadInput(f"task.{field_}: got {column!r}; accepted: {listed(known)}")
-        for path, table in zip(paths, tables, strict=False):
-            if column not in table.columns:
-                problem = f"{files.name(path)} has no column {column!r}"
-                raise BadInput(
-                    f"task.{field_}: {problem}; accepted: it in every file, or a pattern of files as task.train and task.test"
-                )
-    filled = [
-        (path, table.select(list(columns))) for path, table in zip(paths, tables, strict=False) if len(table)
-    ]
+        for path in files.all:
+            table = tables.read_table(path, files.kind, form, encoding)
+            if files.kind == "CSV":  # blank lines are no rows, but count
+                blank = table.select(pl.all_horizontal(pl.all().is_null())).to_series()
+                numbers.append(np.flatnonzero(~blank.to_numpy()) + 1)
+                read.append(table.filter(~blank))
+            else:
+                numbers.append(np.arange(1, len(table) + 1))
+                read.append(table)
+    _check_columns(files, read, columns)
+    counts = list(map(len, numbers))
     trained = sum(counts[: len(files.train)])
     for split, named, count in (
         ("train", files.train, trained),
@@ -72,33 +129,91 @@ def read_rows(files: splits.Files, columns: Mapping[str, str]) -> Rows:
     ):
         if named and not count:
             raise BadInput(f"task.{split}: no rows in {splits.some(map(files.name, named))}; accepted: rows")
-    empty = [files.name(path) for path, count in zip(paths, counts, strict=True) if not count]
+    empty = [files.name(path) for path, count in zip(files.all, counts, strict=True) if not count]
     remarks = [f"no rows in {splits.some(empty)}"] if empty else []
-    if splits.kind_of(paths[0]) == "CSV":
+    has_names = files.kind == "CSV" and (form is None or form.has_header)
+    if has_names and (form is None or form.columns is None):
         for first, *rest in dict.fromkeys(
-            tuple(names) for t in tables if (names := data.numbers_as_names(t))
+            tuple(names) for t in read if (names := tables.numbers_as_names(t))
         ):
             remarks.append(
                 f"numbers taken as names of columns: {f'{first} to {rest[-1]}' if rest else first}"
             )
+    rows = Rows(
+        files,
+        pl.DataFrame(),
+        np.repeat(np.arange(len(counts)), counts),
+        np.concatenate(numbers),
+        has_names,
+        remarks,
+    )
+    return replace(rows, table=_joined(rows, read, columns)).complete(columns, missing)
+
+
+def _check_columns(files: splits.Files, read: Sequence[pl.DataFrame], columns: Mapping[str, str]) -> None:
+    """Refuse a column that a file lacks."""
+    known = list(dict.fromkeys(column for table in read for column in table.columns))
     for column, field_ in columns.items():
-        kinds = {
-            _kind(table[column]): (table[column].dtype, files.name(path)) for path, table in reversed(filled)
-        }
-        if len(kinds) > 1:
-            problem = " and ".join(f"{dtype} in {name}" for dtype, name in kinds.values())
-            raise BadInput(f"task.{field_}: {column!r} is {problem}; accepted: one type")
-        types = {table.schema[column] for _, table in filled}
+        if column not in known:
+            more = ", {each: file} or {each: folder}" if field_ == "owner" else ""
+            if files.kind == "text":
+                more = ", or task.csv: {} if the files are tables"
+            elif files.kind == "CSV":
+                more += tables.other_separator(known)
+            found = f"{_near(column, known)} (of {splits.some(map(files.name, files.all), 1)})"
+            raise BadInput(f"task.{field_}: got {column!r}; accepted: {found}{more}")
+        for path, table in zip(files.all, read, strict=False):
+            if column not in table.columns:
+                problem = (
+                    f"{files.name(path)} has no column {column!r} (it has {_near(column, table.columns)})"
+                )
+                cure = "it in every file, or a pattern of files as task.train and task.test"
+                raise BadInput(f"task.{field_}: {problem}; accepted: {cure}")
+
+
+def _near(wanted: str, names: Iterable[str]) -> str:
+    """The names of columns for the user, those nearest to the wanted one first if there are many."""
+    names = list(names)
+    near = difflib.get_close_matches(wanted.lower(), [name.lower() for name in names], n=3)
+    if len(names) > _NAMED:
+        names.sort(key=lambda name: name.lower() not in near)
+    return splits.some(
+        [name if name.isprintable() and name.strip() == name != "" else repr(name) for name in names], _NAMED
+    )
+
+
+def _joined(rows: Rows, read: Sequence[pl.DataFrame], columns: Mapping[str, str]) -> pl.DataFrame:
+    """The rows of all files, with one type for each column."""
+    if len(read) == 1:
+        return read[0].select(list(columns))
+    filled = [(path, table) for path, table in zip(rows.files.all, read, strict=True) if len(table)]
+    joined = []
+    for column, field_ in columns.items():
+        parts = [(path, table[column]) for path, table in filled]
+        kinds: dict[str, tuple[Path, pl.Series]] = {}
+        for path, part in parts:
+            if part.null_count() < len(part):
+                kinds.setdefault(_kind(part), (path, part))
+        mixed = field_ == "owner" and kinds.keys() == {"words", "numbers"}
+        if len(kinds) > 1 and not mixed:
+            found = " and ".join(_described(rows, path, part) for path, part in kinds.values())
+            raise BadInput(f"task.{field_}: {column!r} is {found}; accepted: one type")
+        if kinds:  # a part without values has any type
+            dtype = next(iter(kinds.values()))[1].dtype
+            parts = [
+                (path, part if part.null_count() < len(part) else part.clear(len(part)).cast(dtype))
+                for path, part in parts
+            ]
+        types = {part.dtype for _, part in parts}
         if "words" in kinds and len(types) > 1:
-            filled = [(path, table.cast({column: pl.String})) for path, table in filled]
-    table = pl.concat([part for _, part in filled], how="vertical_relaxed")
-    rows = Rows(files, table, np.cumsum(counts).tolist(), np.arange(len(table)) >= trained, remarks)
-    for column, field_ in columns.items():
-        if count := table[column].null_count():
-            first = rows.place(int(table[column].is_null().arg_max() or 0))
-            problem = f"{count:,} values of {column!r} are missing (the first in {first})"
-            raise BadInput(f"task.{field_}: {problem}; accepted: none")
-    return rows
+            parts = [(path, part.cast(pl.String)) for path, part in parts]
+        try:
+            joined.append(pl.concat([part.to_frame() for _, part in parts], how="vertical_relaxed"))
+        except PolarsError:  # of nested types
+            (path, part), (other, odd) = parts[0], next(p for p in parts if p[1].dtype != parts[0][1].dtype)
+            found = f"{part.dtype} in {rows.files.name(path)} and {odd.dtype} in {rows.files.name(other)}"
+            raise BadInput(f"task.{field_}: {column!r} is {found}; accepted: one type") from None
+    return pl.concat(joined, how="horizontal")
 
 
 def _kind(column: pl.Series) -> str:
@@ -106,3 +221,13 @@ def _kind(column: pl.Series) -> str:
     if column.dtype.is_numeric():
         return "numbers"
     return "words" if column.dtype in (pl.String, pl.Categorical, pl.Enum) else str(column.dtype.base_type())
+
+
+def _described(rows: Rows, path: Path, column: pl.Series) -> str:
+    """The type of a column in a file, for the user, with the first value that is no number."""
+    where = rows.files.name(path)
+    if _kind(column) == "words":
+        odd = int(tables.not_numbers(column).arg_max() or 0)
+        start = int(np.flatnonzero(rows.file == rows.files.all.index(path))[0])
+        where = f"{where} ({column[odd]!r} in {rows.place(start + odd)})"
+    return f"{column.dtype} in {where}"
