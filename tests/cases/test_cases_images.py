@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gossamer import BadInput
-from gossamer.tasks import Hub, Task
+from gossamer.config.registry import build
+from gossamer.tasks import Task
 from gossamer.tasks.summary import summary
 
 Image = pytest.importorskip("PIL.Image")
@@ -29,7 +30,10 @@ def photos(root: Path, **odd: Any) -> Path:
 
 
 def hub(path: Path, **settings: Any) -> Task:
-    return Hub(path=path, **{"inputs": "image", "targets": "label", **settings}).load(None, 1)
+    task = build(
+        "task", {"name": "hub", "path": str(path), "inputs": "image", "targets": "label", **settings}
+    )
+    return task.load(None, 1)  # type: ignore[attr-defined]
 
 
 def first_pixels(task: Task) -> list[tuple[float, ...]]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from gossamer import BadInput
-from gossamer.tasks import Hub, Task
+from gossamer.config.registry import build
+from gossamer.tasks import Task
 from gossamer.tasks.summary import summary
 
 NUMBERS = {"ann": 12, "bob": 20, "cho": 8}
@@ -27,7 +28,8 @@ def write(root: Path, names: dict[str, str]) -> Path:
 
 
 def hub(path: Path, **settings: Any) -> Task:
-    return Hub(path=path, **{"inputs": "x", "targets": "y", **settings}).load(None, 1)
+    task = build("task", {"name": "hub", "path": str(path), "inputs": "x", "targets": "y", **settings})
+    return task.load(None, 1)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +104,6 @@ def test_images_are_owned_by_the_folder_above_their_class(tmp_path: Path) -> Non
     ],
 )
 def test_owners_that_files_do_not_have_are_refused(tmp_path: Path, owner: Any, message: str) -> None:
-    from gossamer.config.registry import build
-
     write(tmp_path, {f"{name}.csv": table(rows) for name, rows in NUMBERS.items()})
-    settings = {"name": "hub", "path": str(tmp_path), "inputs": "x", "targets": "y", "owner": owner}
     with pytest.raises(BadInput, match=message):
-        build("task", settings).load(None, 1)  # type: ignore[attr-defined]
+        hub(tmp_path, owner=owner)

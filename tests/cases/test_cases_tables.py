@@ -12,7 +12,8 @@ import pytest
 
 import gossamer
 from gossamer import BadInput, Experiment
-from gossamer.tasks import Hub, Task
+from gossamer.config.registry import build
+from gossamer.tasks import Task
 from gossamer.tasks.summary import summary
 
 KINDS = ["Iris-setosa", "Iris-versicolor", "Iris-virginica"]
@@ -36,7 +37,10 @@ def write(path: Path, content: str | bytes) -> Path:
 
 
 def hub(path: Path, **settings: Any) -> Task:
-    return Hub(path=path, **{"inputs": COLUMNS[:4], "targets": "species", **settings}).load(None, 1)
+    task = build(
+        "task", {"name": "hub", "path": str(path), "inputs": COLUMNS[:4], "targets": "species", **settings}
+    )
+    return task.load(None, 1)  # type: ignore[attr-defined]
 
 
 def refused(path: Path, **settings: Any) -> str:
@@ -118,7 +122,7 @@ def test_tables_are_read_as_they_are_found(
             "excel.csv",
             lines(";", names=True).replace(".", ","),
             {},
-            "excel.csv can't be read as CSV (line 2 has 5 cells, and line 1 has 1); accepted: lines of as many cells,"
+            "excel.csv can't be read as CSV (5 cells, and line 1 has 1); accepted: lines of as many cells,"
             " or task.csv.separator: ';'",
         ),
         (
@@ -159,7 +163,13 @@ def test_tables_are_read_as_they_are_found(
             "ragged.csv",
             lines(names=True).replace("\n5.001,", "\n5.001,7,"),
             {},
-            "ragged.csv can't be read as CSV (line 3 has 6 cells, and line 1 has 5); accepted: lines of as many cells",
+            "ragged.csv can't be read as CSV (6 cells, and line 1 has 5); accepted: lines of as many cells",
+        ),
+        (
+            "inches.csv",
+            lines(names=True).replace("setosa\n5.001", 'setosa 5"\n5.001'),
+            {},
+            "inches.csv can't be read as CSV (a quote without its pair); accepted: lines of as many cells, or task.csv.quote: null",
         ),
         ("empty.csv", "", {}, "empty.csv is empty"),
         ("iris.jsonl", '{"a": 1}\n{"a": 2\n', {}, "line 2 of"),
@@ -202,6 +212,13 @@ def test_missing_values_are_refused_by_row_or_left_out(tmp_path: Path, sign: str
     assert (
         "left out for a missing value: 1 of 30 rows (the first is row 3 below the names of iris.csv)" in line
     )
+
+
+def test_quotes_may_be_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "words.tsv", 'x\tkind\n1\t"so\n2\tfine\n3\t"so\n4\tfine\n')
+    assert "line 2 of" in refused(path, inputs="x", targets="kind")
+    task = hub(path, inputs="x", targets="kind", csv={"quote": None})
+    assert samples(task) == [(1.0, '"so'), (2.0, "fine"), (3.0, '"so'), (4.0, "fine")]
 
 
 def test_missing_values_of_every_test_row_are_refused(tmp_path: Path) -> None:

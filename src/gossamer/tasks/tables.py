@@ -46,6 +46,7 @@ class CSV(Section):
     comment: Annotated[str, Field(min_length=1, max_length=5)] | None = (
         None  # what begins a line that is left out
     )
+    quote: str | None = '"'  # around cells with separators in them; None if quotes are part of the text
     decimal: Literal[".", ","] = "."
     # Cells that stand for a missing value in every column. Among numbers, empty cells, ?, NA and the like always do.
     null_values: tuple[Cell, ...] = ()
@@ -57,6 +58,13 @@ class CSV(Section):
         if separator is not None and (len(separator) != 1 or not separator.isascii() or separator in '"\n\r'):
             raise ValueError("one ASCII character, such as ';', ' ' or \"\\t\"")
         return separator
+
+    @field_validator("quote")
+    @classmethod
+    def _is_quote(cls, quote: str | None) -> str | None:
+        if quote not in (None, '"', "'"):
+            raise ValueError("'\"', \"'\" or null")
+        return quote
 
     @field_validator("columns")
     @classmethod
@@ -212,35 +220,43 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
             has_header=form.has_header,
             separator=separator,
             comment_prefix=form.comment,
+            quote_char=form.quote,
             null_values=list(form.null_values),
             decimal_comma=form.decimal == ",",
             infer_schema_length=None,
         )
     except PolarsError as error:
-        first = text.decode().splitlines()[:1]
-        problem = _longer_line(text.decode(), separator, form.comment) or first_line(error)
-        cure = "lines of as many cells" + (other_separator(first) if separator not in first[0] else "")
-        raise BadInput(f"{path} can't be read as CSV ({problem}); accepted: {cure}") from None
+        line, problem = _bad_line(text.decode(), separator, form) or (None, first_line(error))
+        where = path if line is None else f"line {line} of {path}"
+        first = text.decode().splitlines()[0]
+        cure = "lines of as many cells" + ("" if separator in first else other_separator([first]))
+        if form.quote is not None and form.quote in text.decode():
+            cure += ", or task.csv.quote: null if quotes are part of the text"
+        raise BadInput(f"{where} can't be read as CSV ({problem}); accepted: {cure}") from None
     typed = pl.DataFrame([_typed(column, form) for column in table.iter_columns()])
     if form.header is None and form.columns is None:
         _check_header(typed, path)
     return _named(typed, path, form)
 
 
-def _longer_line(text: str, separator: str, comment: str | None) -> str | None:
-    """The first line that has more cells than the first one, for the user."""
-    lines = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+def _bad_line(text: str, separator: str, form: CSV) -> tuple[int, str] | None:
+    """The first line that has more cells than the first one, or else a quote without its pair, and what is wrong with it."""
+    quoting = csv.QUOTE_NONE if form.quote is None else csv.QUOTE_MINIMAL
+    lines = csv.reader(
+        io.StringIO(text, newline=""), delimiter=separator, quotechar=form.quote, quoting=quoting
+    )
     width = first = 0
     try:
         for cells in lines:
-            if comment is not None and cells and cells[0].startswith(comment):
+            if form.comment is not None and cells and cells[0].startswith(form.comment):
                 continue
             width, first = width or len(cells), first or lines.line_num
             if len(cells) > width:
-                return f"line {lines.line_num} has {len(cells)} cells, and line {first} has {width}"
+                return lines.line_num, f"{len(cells)} cells, and line {first} has {width}"
     except csv.Error:  # a cell of more than 128 KiB
         pass
-    return None
+    odd = (number for number, line in enumerate(text.splitlines(), 1) if line.count(form.quote or "\n") % 2)
+    return next(((number, "a quote without its pair") for number in odd), None)
 
 
 def _named(table: pl.DataFrame, path: Path, form: CSV) -> pl.DataFrame:
