@@ -90,6 +90,7 @@ PLAIN: dict[str, Any] = {"csv": {"columns": COLUMNS}}
         ("quoted.csv", "".join(f'"{line}"\n' for line in lines('","', names=True).splitlines()), {}),
         ("notes.csv", "# measured, in May\n" + lines(names=True) + "# end\n", {"csv": {"comment": "#"}}),
         ("latin.csv", lines(names=True).encode("latin-1"), {"encoding": "latin-1"}),
+        ("macintosh.csv", lines(names=True).replace("\n", "\r"), {}),
         ("utf16.csv", lines(names=True).encode("utf-16"), {}),
         ("bom.csv", b"\xef\xbb\xbf" + lines(names=True).replace("\n", "\r\n").encode(), {}),
         (
@@ -130,7 +131,7 @@ def test_tables_are_read_as_they_are_found(
             lines(";", names=True).replace(".", ","),
             {"csv": {"separator": ";"}},
             "task.inputs: 'a' is no column of numbers ('5,0' in row 1 below the names of excel.csv, one of 30);"
-            " accepted: a column of numbers, or task.csv.decimal: ','",
+            " accepted: a column of numbers without commas, or task.csv.decimal: ',' if they begin decimals",
         ),
         ("iris.csv", lines(names=True), {"csv": {"decimal": ","}}, "decimal: ',' with another separator"),
         ("iris.csv", lines(names=True), {"csv": {"separator": "::"}}, "task.csv.separator: got '::'"),

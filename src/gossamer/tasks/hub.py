@@ -201,7 +201,7 @@ class Hub(data.Source, TaskSource):
             return self._images(rows, column, where)
         try:
             values = torch.tensor(column.to_list())
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             row = _odd_one(column)
             problem = f"{column.dtype}, with {reprlib.repr(column.to_list()[row])} in {rows.place(row)}"
             raise BadInput(f"{where}: {problem}; accepted: numbers, or lists of one length") from None
@@ -329,7 +329,7 @@ def _odd_one(column: pl.Series) -> int:
     for row, value in enumerate(column.to_list()):
         try:
             shape = torch.tensor(value).shape
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             return row
         if shape != (first := first or shape):
             return row
@@ -367,7 +367,7 @@ def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column o
     first, count = int(wrong.arg_max() or 0), wrong.sum()
     word = str(column[first])
     if rows.files.kind == "CSV" and re.fullmatch(r"[-+]?\d+,\d+", word):
-        accepted += ", or task.csv.decimal: ','"
+        accepted += " without commas, or task.csv.decimal: ',' if they begin decimals"
     elif rows.files.kind == "CSV" and count < len(column):
         accepted += f", or task.csv.null_values: [{word!r}] if that stands for a missing value"
     of = f", one of {count:,}" if count > 1 else ""

@@ -38,7 +38,7 @@ from gossamer.tasks.data import (
 )
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
 from gossamer.tasks.metrics import NewMetrics, chosen_metrics
-from gossamer.tasks.pixels import image_decoder
+from gossamer.tasks.pixels import image_decoder, opened
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
@@ -216,14 +216,12 @@ class CelebA(LeafTask):
     model: ModelField = Field(default="celeba-cnn", validate_default=True)
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
-        from PIL import Image
-
         folder = self.images or (self.path or Path()) / "raw" / "img_align_celeba"
         note(folder, ["*"])
         pixels = np.empty((len(x), 3, 84, 84), np.uint8)
         for row, name in enumerate(x):
             try:
-                with Image.open(folder / name) as image:
+                with opened(folder / name) as image:
                     pixels[row] = np.asarray(image.resize((84, 84)).convert("RGB")).transpose(2, 0, 1)
             except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
                 raise ValueError(f"{folder / name}: {cause(error)}") from None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -109,9 +110,13 @@ def decoded(
     return pixels
 
 
-def opened(data: bytes | None) -> Any:
-    """An encoded image, opened by Pillow but not decoded yet."""
-    return package("PIL.Image", "'gossamer[data]'", "pillow").open(io.BytesIO(data or b""), formats=FORMATS)
+def opened(data: bytes | Path | None) -> Any:
+    """An encoded image, opened by Pillow but not decoded yet. ValueError for one with too many pixels."""
+    pillow = package("PIL.Image", "'gossamer[data]'", "pillow")
+    try:
+        return pillow.open(data if isinstance(data, Path) else io.BytesIO(data or b""), formats=FORMATS)
+    except pillow.DecompressionBombError as error:
+        raise ValueError(first_line(error)) from None
 
 
 def _is_deep(image: Any) -> bool:

@@ -91,7 +91,7 @@ def read_table(
     """The rows of one file: a table, or a text (one row, ``text``).
 
     Args:
-        path: the file. With the suffix ``.gz`` it is unpacked.
+        path: the file. It is unpacked if it is gzipped.
         kind: one of :data:`gossamer.tasks.splits.KINDS`, by default that of its suffix.
         form: how a CSV file is read.
         encoding: of a text or a CSV file. One of UTF-16 that says so in its first bytes needs none.
@@ -160,7 +160,8 @@ def numbers_as_names(table: pl.DataFrame) -> list[str]:
 def _content(path: Path) -> bytes:
     """The bytes of a file, unpacked."""
     content = path.read_bytes()
-    return gzip.decompress(content) if path.name.lower().endswith(".gz") else content
+    is_packed = path.name.lower().endswith(".gz") or content.startswith(b"\x1f\x8b")
+    return gzip.decompress(content) if is_packed else content
 
 
 def _utf8(path: Path, encoding: str) -> bytes:
@@ -206,6 +207,8 @@ def _read_json_lines(path: Path, content: bytes) -> pl.DataFrame:
 def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
     """The rows of a CSV file, with blank lines as rows without values. Blanks around cells do not count."""
     separator = form.separator or ("\t" if splits.suffix_of(path) == "tsv" else ",")
+    if b"\n" not in text:  # of an old Macintosh
+        text = text.replace(b"\r", b"\n")
     if separator == " ":
         text = re.sub(rb"[ \t]+", b" ", re.sub(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)", b"", text))
     if form.comment is None and form.header is not True and text.startswith(_COMMENTS):
