@@ -131,7 +131,7 @@ def test_tables_are_read_as_they_are_found(
             lines(";", names=True).replace(".", ","),
             {"csv": {"separator": ";"}},
             "task.inputs: 'a' is no column of numbers ('5,0' in row 1 below the names of excel.csv, one of 30);"
-            " accepted: a column of numbers without commas, or task.csv.decimal: ',' if they begin decimals",
+            " accepted: a column of numbers, or task.csv.decimal: ',' if commas begin decimals",
         ),
         ("iris.csv", lines(names=True), {"csv": {"decimal": ","}}, "decimal: ',' with another separator"),
         ("iris.csv", lines(names=True), {"csv": {"separator": "::"}}, "task.csv.separator: got '::'"),
@@ -251,6 +251,20 @@ def test_names_nearest_to_the_wanted_one_come_first(tmp_path: Path) -> None:
     assert message.startswith("task.inputs: got 'Pixel123'; accepted: pixel123, ")
     assert message.endswith(" and 772 more (of wide.csv)")
     assert len(message) < 250
+
+
+def test_patterns_stand_for_all_other_columns(tmp_path: Path) -> None:
+    """Such as the 60 columns of a table without names."""
+    write(tmp_path / "sonar.data", lines())
+    task = hub(tmp_path / "sonar.data", csv={"header": False}, inputs="*", targets=4)
+    assert same(samples(task), IRIS)
+    assert "inputs: 4 columns (0, 1, 2 and 1 more)" in summary(task)["line"]
+    write(tmp_path / "named.csv", lines(names=True))
+    task = hub(tmp_path / "named.csv", inputs=["b", "[acd]"])
+    assert task.train[0].shape == (27, 4)
+    assert set(task.train[0][:, 0].tolist()) == set(np.array([row[1] for row in IRIS], np.float32).tolist())
+    message = "task.inputs: got 'x*'; accepted: a, b, c, d, species (of named.csv)"
+    assert message in refused(tmp_path / "named.csv", inputs="x*")
 
 
 # One table for each client: six of 30 rows, with normal x1 and x2, and y = (x1 + x2 > 0).

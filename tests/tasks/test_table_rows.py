@@ -180,7 +180,7 @@ def test_names_that_could_be_data_are_read_and_numbers_are_said(
     table = read_table(tmp_path / "data.csv")
     assert (table.columns, len(table)) == (names.split(","), len(lines))
     files = find(tmp_path / "data.csv")
-    remarks = read_rows(files, dict.fromkeys(table.columns, "inputs")).remarks
+    remarks = read_rows(files, {"inputs": table.columns}).remarks
     assert remarks == ([] if taken is None else [f"numbers taken as names of columns: {taken}"])
 
 

@@ -60,7 +60,7 @@ class Hub(data.Source, TaskSource):
     are characters (those of both splits), or come from the ``tokenizer`` or the model ``causal-lm``."""
 
     subset: str | None = None  # a folder of the data set (a configuration, in the hub's terms)
-    # A column, several numeric columns, or a column for each argument of the model.
+    # A column, several numeric columns, or a column for each argument of the model; * in a name stands for any characters.
     inputs: Cell | tuple[Cell, ...] | dict[str, Cell] = "text"
     targets: Cell | tuple[Cell, ...] | None = None  # None with next-token only
     # The owners, for the partition natural: a column, or {each: file} or {each: folder}.
@@ -133,7 +133,7 @@ class Hub(data.Source, TaskSource):
         if self.owner is None:
             return np.zeros(len(rows.table), np.int64)
         if isinstance(self.owner, str):
-            return _numbers(rows.table[self.owner])[0]
+            return _numbers(rows.table[rows.columns["owner"][0]])[0]
         owners, names = _numbers(rows.owners(self.owner.each))
         plural = "" if len(names) == 1 else "s"
         rows.remarks.append(
@@ -173,17 +173,13 @@ class Hub(data.Source, TaskSource):
         if not root.exists():
             raise BadInput(f"task.path: {root} does not exist; accepted: a file, or a folder of files")
         files = splits.find(root, self.train, self.test, tables=self.csv is not None)
-        columns = {
-            column: field
-            for field in ("inputs", "targets", "owner")
-            for column in _listed(getattr(self, field))
-        }
-        return read_rows(files, columns, self.csv, self.encoding, self.missing)
+        fields = {name: _listed(getattr(self, name)) for name in ("inputs", "targets", "owner")}
+        return read_rows(files, fields, self.csv, self.encoding, self.missing)
 
     def _inputs(self, rows: Rows, data_root: Path | None) -> Any:
         if isinstance(self.inputs, dict):
             return {argument: self._tensor(rows, column) for argument, column in self.inputs.items()}
-        columns = _listed(self.inputs)
+        columns = rows.columns["inputs"]
         first = rows.table[columns[0]]
         if len(columns) > 1 or tables.is_numeric(first):
             return _features(rows, columns, "inputs")
@@ -250,7 +246,7 @@ class Hub(data.Source, TaskSource):
 
     def _targets(self, rows: Rows) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if the targets are classes."""
-        columns = _listed(self.targets)
+        columns = rows.columns["targets"]
         column, classes = rows.table[columns[0]], self.loss == "classification"
         if len(columns) > 1 or self.loss == "regression" or (tables.is_numeric(column) and not classes):
             return _features(rows, columns, "targets"), None
@@ -270,8 +266,8 @@ class Hub(data.Source, TaskSource):
         self, rows: Rows, owners: Owners, data_root: Path | None
     ) -> tuple[Pair, Owners, InTest, int]:
         """The samples, their owners, whether each belongs to the test split, and the size of the vocabulary."""
-        texts, in_test = rows.table[str(self.inputs)], rows.in_test
-        data.check_text(texts, f"task.inputs: {self.inputs!r}", rows.place)
+        texts, in_test = rows.table[rows.columns["inputs"][0]], rows.in_test
+        data.check_text(texts, f"task.inputs: {texts.name!r}", rows.place)
         owned = pl.DataFrame({"owner": owners, "test": in_test, "text": texts})
         streams = owned.group_by("owner", "test").agg(pl.col("text").str.join("\n")).sort("owner", "test")
         tokens_of, vocabulary = self._tokens_of(streams["text"], data_root)
@@ -367,7 +363,7 @@ def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column o
     first, count = int(wrong.arg_max() or 0), wrong.sum()
     word = str(column[first])
     if rows.files.kind == "CSV" and re.fullmatch(r"[-+]?\d+,\d+", word):
-        accepted += " without commas, or task.csv.decimal: ',' if they begin decimals"
+        accepted += ", or task.csv.decimal: ',' if commas begin decimals"
     elif rows.files.kind == "CSV" and count < len(column):
         accepted += f", or task.csv.null_values: [{word!r}] if that stands for a missing value"
     of = f", one of {count:,}" if count > 1 else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -24,10 +25,12 @@ _NAMED = 12  # the most columns that an error names
 class Rows:
     """The rows of the training files and then of the test files, in order, with the columns that a task uses.
 
+    ``columns`` has the names of the columns for each field of the task.
     ``file`` has the number of each row's file, and ``number`` its number in that file, from 1; the line of names in a CSV
     file does not count. ``remarks`` collects what the user should know."""
 
     files: splits.Files
+    columns: Mapping[str, Sequence[str]]
     table: pl.DataFrame
     file: Int64[np.ndarray, " _"]
     number: Int64[np.ndarray, " _"]
@@ -59,20 +62,20 @@ class Rows:
             accepted = "finite numbers of float32, or task.missing: drop for NaN"
             raise BadInput(f"{where}: {problem}; accepted: {accepted}")
 
-    def complete(self, columns: Mapping[str, str], missing: Literal["refuse", "drop"]) -> Rows:
+    def complete(self, missing: Literal["refuse", "drop"]) -> Rows:
         """The rows without missing values. With ``drop``, those that miss a value (NaN too) are left out, and a remark says
         how many; with ``refuse``, they are bad input."""
-        lacking = {name: self._lacks(name, nan=missing == "drop") for name in columns}
+        lacking = {name: self._lacks(name, nan=missing == "drop") for name in self.table.columns}
         wrong = np.logical_or.reduce(list(lacking.values()))
         if not wrong.any():
             return self
-        name = next(name for name in columns if lacking[name].any())
+        name = next(name for name in lacking if lacking[name].any())
         first = self.place(int(lacking[name].argmax()))
         if missing == "refuse":
             problem = f"{lacking[name].sum():,} values of {name!r} are missing (the first in {first})"
-            raise BadInput(
-                f"task.{columns[name]}: {problem}; accepted: none, or task.missing: drop, which leaves such rows out"
-            )
+            field_ = next(field_ for field_, names in self.columns.items() if name in names)
+            accepted = "none, or task.missing: drop, which leaves such rows out"
+            raise BadInput(f"task.{field_}: {problem}; accepted: {accepted}")
         kept = replace(
             self, table=self.table.filter(~wrong), file=self.file[~wrong], number=self.number[~wrong]
         )
@@ -95,14 +98,16 @@ class Rows:
 
 def read_rows(
     files: splits.Files,
-    columns: Mapping[str, str],
+    fields: Mapping[str, Sequence[str]],
     form: tables.CSV | None = None,
     encoding: str = "utf-8",
     missing: Literal["refuse", "drop"] = "refuse",
 ) -> Rows:
-    """Read columns (name -> the field of the task that names it) of all files. Whole numbers in some files and floats in
-    others become floats; words of several types, such as two Enums, become text, as do owners that are words in one file and
-    numbers in another one.
+    """Read the columns that fields of the task name in all files.
+
+    Inputs and targets that no column has are patterns, as of the shell, for all columns that no field names. Whole numbers in
+    some files and floats in others become floats; words of several types, such as two Enums, become text, as do owners that
+    are words in one file and numbers in another one.
 
     BadInput for a column that a file lacks, that has words in one file and numbers in another one, or that has a missing
     value, unless such rows are dropped."""
@@ -120,7 +125,7 @@ def read_rows(
             else:
                 numbers.append(np.arange(1, len(table) + 1))
                 read.append(table)
-    _check_columns(files, read, columns)
+    columns = _found(files, read, fields)
     counts = list(map(len, numbers))
     trained = sum(counts[: len(files.train)])
     for split, named, count in (
@@ -131,6 +136,9 @@ def read_rows(
             raise BadInput(f"task.{split}: no rows in {splits.some(map(files.name, named))}; accepted: rows")
     empty = [files.name(path) for path, count in zip(files.all, counts, strict=True) if not count]
     remarks = [f"no rows in {splits.some(empty)}"] if empty else []
+    for field_, names in columns.items():
+        if list(names) != list(fields[field_]):
+            remarks.append(f"{field_}: {len(names):,} columns ({splits.some(names)})")
     has_names = files.kind == "CSV" and (form is None or form.has_header)
     if has_names and (form is None or form.columns is None):
         for first, *rest in dict.fromkeys(
@@ -141,34 +149,46 @@ def read_rows(
             )
     rows = Rows(
         files,
+        columns,
         pl.DataFrame(),
         np.repeat(np.arange(len(counts)), counts),
         np.concatenate(numbers),
         has_names,
         remarks,
     )
-    return replace(rows, table=_joined(rows, read, columns)).complete(columns, missing)
+    return replace(rows, table=_joined(rows, read)).complete(missing)
 
 
-def _check_columns(files: splits.Files, read: Sequence[pl.DataFrame], columns: Mapping[str, str]) -> None:
-    """Refuse a column that a file lacks."""
+def _found(
+    files: splits.Files, read: Sequence[pl.DataFrame], fields: Mapping[str, Sequence[str]]
+) -> dict[str, list[str]]:
+    """The columns of each field, in place of patterns. BadInput for a column that a file lacks."""
     known = list(dict.fromkeys(column for table in read for column in table.columns))
-    for column, field_ in columns.items():
-        if column not in known:
-            more = ", {each: file} or {each: folder}" if field_ == "owner" else ""
-            if files.kind == "text":
-                more = ", or task.csv: {} if the files are tables"
-            elif files.kind == "CSV":
-                more += tables.other_separator(known)
-            found = f"{_near(column, known)} (of {splits.some(map(files.name, files.all), 1)})"
-            raise BadInput(f"task.{field_}: got {column!r}; accepted: {found}{more}")
+    named = {name for names in fields.values() for name in names}
+    found = dict[str, list[str]]()
+    for field_, names in fields.items():
+        found[field_] = []
+        for name in names:
+            matching = [name] if name in known else []
+            if not matching and field_ != "owner":
+                matching = [column for column in known if fnmatchcase(column, name) and column not in named]
+            if not matching:
+                more = ", {each: file} or {each: folder}" if field_ == "owner" else ""
+                if files.kind == "text":
+                    more = ", or task.csv: {} if the files are tables"
+                elif files.kind == "CSV":
+                    more += tables.other_separator(known)
+                accepted = f"{_near(name, known)} (of {splits.some(map(files.name, files.all), 1)}){more}"
+                raise BadInput(f"task.{field_}: got {name!r}; accepted: {accepted}")
+            found[field_] += matching
         for path, table in zip(files.all, read, strict=False):
-            if column not in table.columns:
+            if lacks := [column for column in found[field_] if column not in table.columns]:
                 problem = (
-                    f"{files.name(path)} has no column {column!r} (it has {_near(column, table.columns)})"
+                    f"{files.name(path)} has no column {lacks[0]!r} (it has {_near(lacks[0], table.columns)})"
                 )
                 cure = "it in every file, or a pattern of files as task.train and task.test"
                 raise BadInput(f"task.{field_}: {problem}; accepted: {cure}")
+    return found
 
 
 def _near(wanted: str, names: Iterable[str]) -> str:
@@ -182,13 +202,14 @@ def _near(wanted: str, names: Iterable[str]) -> str:
     )
 
 
-def _joined(rows: Rows, read: Sequence[pl.DataFrame], columns: Mapping[str, str]) -> pl.DataFrame:
+def _joined(rows: Rows, read: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """The rows of all files, with one type for each column."""
+    field_of = {name: field_ for field_, names in reversed(rows.columns.items()) for name in names}
     if len(read) == 1:
-        return read[0].select(list(columns))
+        return read[0].select(list(field_of))
     filled = [(path, table) for path, table in zip(rows.files.all, read, strict=True) if len(table)]
     joined = []
-    for column, field_ in columns.items():
+    for column, field_ in field_of.items():
         parts = [(path, table[column]) for path, table in filled]
         kinds: dict[str, tuple[Path, pl.Series]] = {}
         for path, part in parts:
