@@ -139,7 +139,7 @@ def test_tables_are_read_as_they_are_found(
             "notes.csv",
             "# measured, in May\n" + lines(names=True),
             {},
-            "notes.csv: the first line begins with '#'; accepted: task.csv.comment: '#' for a comment, or",
+            "notes.csv can't be read as CSV (5 cells, and line 1 has 2); accepted: lines of as many cells, or task.csv.comment: '#'",
         ),
         (
             "latin.csv",
@@ -171,6 +171,12 @@ def test_tables_are_read_as_they_are_found(
             lines(names=True).replace("setosa\n5.001", 'setosa 5"\n5.001'),
             {},
             "inches.csv can't be read as CSV (a quote without its pair); accepted: lines of as many cells, or task.csv.quote: null",
+        ),
+        (
+            "notes.csv",
+            "# a,b,c,d,e\n" + lines(),
+            PLAIN,
+            "task.inputs: 'a' is no column of numbers ('# a' in row 1 of notes.csv); accepted: a column of numbers, or task.csv.comment",
         ),
         ("empty.csv", "", {}, "empty.csv is empty"),
         ("iris.jsonl", '{"a": 1}\n{"a": 2\n', {}, "line 2 of"),
@@ -258,7 +264,7 @@ def test_patterns_stand_for_all_other_columns(tmp_path: Path) -> None:
     write(tmp_path / "sonar.data", lines())
     task = hub(tmp_path / "sonar.data", csv={"header": False}, inputs="*", targets=4)
     assert same(samples(task), IRIS)
-    assert "inputs: 4 columns (0, 1, 2 and 1 more)" in summary(task)["line"]
+    assert "'*' stands for 4 columns (0, 1, 2 and 1 more)" in summary(task)["line"]
     write(tmp_path / "named.csv", lines(names=True))
     task = hub(tmp_path / "named.csv", inputs=["b", "[acd]"])
     assert task.train[0].shape == (27, 4)

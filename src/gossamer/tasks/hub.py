@@ -133,7 +133,7 @@ class Hub(data.Source, TaskSource):
         if self.owner is None:
             return np.zeros(len(rows.table), np.int64)
         if isinstance(self.owner, str):
-            return _numbers(rows.table[rows.columns["owner"][0]])[0]
+            return _numbers(rows.table[self.owner])[0]
         owners, names = _numbers(rows.owners(self.owner.each))
         plural = "" if len(names) == 1 else "s"
         rows.remarks.append(
@@ -178,8 +178,8 @@ class Hub(data.Source, TaskSource):
 
     def _inputs(self, rows: Rows, data_root: Path | None) -> Any:
         if isinstance(self.inputs, dict):
-            return {argument: self._tensor(rows, column) for argument, column in self.inputs.items()}
-        columns = rows.columns["inputs"]
+            return {argument: self._argument(rows, name) for argument, name in self.inputs.items()}
+        columns = rows.found(_listed(self.inputs))
         first = rows.table[columns[0]]
         if len(columns) > 1 or tables.is_numeric(first):
             return _features(rows, columns, "inputs")
@@ -189,6 +189,11 @@ class Hub(data.Source, TaskSource):
             accepted = "a column of numbers, or task.tokenizer for one of texts"
             _refuse_words(rows, columns[0], "inputs", accepted)
         return self._encoded(first, self.tokenizer, data_root)
+
+    def _argument(self, rows: Rows, name: str) -> Tensor:
+        """A column, or the numbers of several ones, as a tensor."""
+        columns = rows.found([name])
+        return self._tensor(rows, columns[0]) if len(columns) == 1 else _features(rows, columns, "inputs")
 
     def _tensor(self, rows: Rows, name: str) -> Tensor:
         """A column of images, numbers or lists of numbers as a tensor."""
@@ -246,7 +251,7 @@ class Hub(data.Source, TaskSource):
 
     def _targets(self, rows: Rows) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if the targets are classes."""
-        columns = rows.columns["targets"]
+        columns = rows.found(_listed(self.targets))
         column, classes = rows.table[columns[0]], self.loss == "classification"
         if len(columns) > 1 or self.loss == "regression" or (tables.is_numeric(column) and not classes):
             return _features(rows, columns, "targets"), None
@@ -266,7 +271,7 @@ class Hub(data.Source, TaskSource):
         self, rows: Rows, owners: Owners, data_root: Path | None
     ) -> tuple[Pair, Owners, InTest, int]:
         """The samples, their owners, whether each belongs to the test split, and the size of the vocabulary."""
-        texts, in_test = rows.table[rows.columns["inputs"][0]], rows.in_test
+        texts, in_test = rows.table[rows.found(_listed(self.inputs))[0]], rows.in_test
         data.check_text(texts, f"task.inputs: {texts.name!r}", rows.place)
         owned = pl.DataFrame({"owner": owners, "test": in_test, "text": texts})
         streams = owned.group_by("owner", "test").agg(pl.col("text").str.join("\n")).sort("owner", "test")
@@ -364,6 +369,8 @@ def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column o
     word = str(column[first])
     if rows.files.kind == "CSV" and re.fullmatch(r"[-+]?\d+,\d+", word):
         accepted += ", or task.csv.decimal: ',' if commas begin decimals"
+    elif rows.files.kind == "CSV" and word.startswith(tables.COMMENTS):
+        accepted += f", or task.csv.comment: {word[0]!r}"
     elif rows.files.kind == "CSV" and count < len(column):
         accepted += f", or task.csv.null_values: [{word!r}] if that stands for a missing value"
     of = f", one of {count:,}" if count > 1 else ""

@@ -21,9 +21,11 @@ from gossamer.config.registry import Section
 from gossamer.errors import BadInput, first_line
 from gossamer.tasks import splits
 
+COMMENTS = ("#", "%")
+"""What a comment in a CSV file usually begins with."""
+
 _YEARS = frozenset(range(1900, 2101))  # that may be names of columns
 _SEPARATORS = (";", "\t", "|", " ", ",")  # that a file may have instead of its separator
-_COMMENTS = (b"#", b"%")  # what a comment usually begins with
 _MISSING = {"", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-"}  # among numbers, in lower case
 _TRUTH = {"true", "false"}
 
@@ -127,10 +129,15 @@ def not_numbers(column: pl.Series) -> pl.Series:
     return words.cast(pl.Float64, strict=False).is_null() & words.is_not_null()
 
 
-def other_separator(columns: Sequence[str]) -> str:
-    """What to do if the only column of a CSV file has a name in which there may be separators, as the end of a sentence."""
-    other = next((sign for sign in _SEPARATORS if len(columns) == 1 and sign in columns[0]), None)
-    return "" if other is None else f", or task.csv.separator: {_quoted(other)}"
+def hints(names: Sequence[str]) -> str:
+    """What may help with a CSV file whose first line has these cells, as the end of a sentence."""
+    other = next((sign for sign in _SEPARATORS if len(names) == 1 and sign in names[0]), None)
+    found = []
+    if names and names[0].startswith(COMMENTS):
+        found.append(f", or task.csv.comment: '{names[0][0]}'")
+    if other is not None:
+        found.append(f", or task.csv.separator: {_quoted(other)}")
+    return "".join(found)
 
 
 def _quoted(sign: str) -> str:
@@ -191,10 +198,7 @@ def _read_json_lines(path: Path, content: bytes) -> pl.DataFrame:
                 problem = "" if is_object else "no object"
             except json.JSONDecodeError as error:
                 problem = f"character {error.colno}: {error.msg}"
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # bytes that are no UTF-8, or lists of lists of lists
+            except (ValueError, RecursionError) as error:  # no UTF-8, or nested too deeply
                 problem = first_line(error)
             if problem:
                 accepted = "an object of JSON in each line"
@@ -211,10 +215,6 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
         text = text.replace(b"\r", b"\n")
     if separator == " ":
         text = re.sub(rb"[ \t]+", b" ", re.sub(rb"(?m)^[ \t]+|[ \t]+(?=\r?$)", b"", text))
-    if form.comment is None and form.header is not True and text.startswith(_COMMENTS):
-        sign = text[:1].decode()
-        cure = f"task.csv.comment: '{sign}' for a comment, or task.csv.header: true for names"
-        raise BadInput(f"{path}: the first line begins with {sign!r}; accepted: {cure}")
     if not text.strip():
         raise BadInput(f"{path} is empty; accepted: a file with lines")
     try:
@@ -231,8 +231,7 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
     except PolarsError as error:
         line, problem = _bad_line(text.decode(), separator, form) or (None, first_line(error))
         where = path if line is None else f"line {line} of {path}"
-        first = text.decode().splitlines()[0]
-        cure = "lines of as many cells" + ("" if separator in first else other_separator([first]))
+        cure = "lines of as many cells" + hints(text.decode().splitlines()[0].split(separator))
         if form.quote is not None and form.quote in text.decode():
             cure += ", or task.csv.quote: null if quotes are part of the text"
         raise BadInput(f"{where} can't be read as CSV ({problem}); accepted: {cure}") from None
@@ -271,7 +270,7 @@ def _named(table: pl.DataFrame, path: Path, form: CSV) -> pl.DataFrame:
     )
     if form.columns is not None:
         if len(form.columns) != table.width:
-            accepted = f"as many names as it has columns, {table.width}{other_separator(table.columns)}"
+            accepted = f"as many names as it has columns, {table.width}{hints(table.columns)}"
             raise BadInput(f"task.csv.columns: {len(form.columns)} names, for {path}; accepted: {accepted}")
         if form.header is None and len(table) and table.row(0) == form.columns:
             raise BadInput(
@@ -291,13 +290,15 @@ def _typed(column: pl.Series, form: CSV) -> pl.Series:
     words = column.str.strip_chars()
     words = _without(words, words.is_in(form.null_values))
     points = words.str.replace(",", ".", literal=True) if form.decimal == "," else words
-    wrong = not_numbers(points)
-    others = set(words.filter(wrong).str.to_lowercase())
-    if not wrong.all() and others <= _MISSING:
-        values = _without(points, wrong)
-        whole = values.cast(pl.Int64, strict=False)
-        return whole if whole.null_count() == values.null_count() else values.cast(pl.Float64)
-    if others & _TRUTH and others <= _TRUTH | _MISSING and len(others):
+    is_word = not_numbers(points)
+    lower = words.filter(is_word).str.to_lowercase()
+    is_missing, is_truth = lower.is_in(_MISSING), lower.is_in(_TRUTH)
+    if (words.is_not_null() & ~is_word).any():
+        if is_missing.all():
+            values = _without(points, is_word)
+            whole = values.cast(pl.Int64, strict=False)
+            return whole if whole.null_count() == values.null_count() else values.cast(pl.Float64)
+    elif is_truth.any() and (is_missing | is_truth).all():
         lower = words.str.to_lowercase()
         return _without(lower, ~lower.is_in(_TRUTH)) == "true"
     return words
@@ -329,7 +330,7 @@ def _check_header(table: pl.DataFrame, path: Path) -> None:
     if is_data:
         problem = f"{path}: the first line looks like data ({splits.some(map(_name, table.columns), 6)})"
         cure = "task.csv.columns with the names of the columns, or task.csv.header: true if these are names"
-        raise BadInput(f"task: {problem}; accepted: {cure}{other_separator(table.columns)}")
+        raise BadInput(f"task: {problem}; accepted: {cure}{hints(table.columns)}")
 
 
 def _name(column: str) -> str:
