@@ -24,7 +24,7 @@ from gossamer.errors import BadInput
 from gossamer.tasks import data, language, pixels, splits, tables, task
 from gossamer.tasks.metrics import Metrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
-from gossamer.tasks.rows import InTest, Rows, read_rows
+from gossamer.tasks.rows import InTest, Missing, Rows, read_rows
 from gossamer.tasks.tables import CSV, Cell
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
@@ -73,7 +73,7 @@ class Hub(data.Source, TaskSource):
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     csv: CSV | None = None  # how CSV files are read; texts are CSV files too, if there are no others
     encoding: str = "utf-8"  # of texts and CSV files
-    missing: Literal["refuse", "drop"] = "refuse"  # rows that miss a value, in a column that is used
+    missing: Missing = "refuse"  # rows that miss a value, in a column that is used
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     # Pillow's mode of all images: L (grey), RGB or RGBA; None is L if all images are grey, and otherwise RGB.
     image_mode: pixels.Mode | None = None
