@@ -135,10 +135,9 @@ class Hub(data.Source, TaskSource):
         if isinstance(self.owner, str):
             return _numbers(rows.table[self.owner])[0]
         owners, names = _numbers(rows.owners(self.owner.each))
-        plural = "" if len(names) == 1 else "s"
-        rows.remarks.append(
-            f"{len(names):,} owner{plural}, one for each {self.owner.each} ({splits.some(names)})"
-        )
+        trained = [names[owner] for owner in np.unique(owners[~rows.in_test])]
+        count = f"{len(trained):,} owner{'' if len(trained) == 1 else 's'}"
+        rows.remarks.append(f"{count}, one for each {self.owner.each} ({splits.some(trained)})")
         return owners
 
     def _provenance(self, rows: Rows) -> Provenance:

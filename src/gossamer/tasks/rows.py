@@ -201,9 +201,8 @@ def _near(wanted: str, names: Iterable[str]) -> str:
     }
     near = difflib.get_close_matches(wanted.lower(), [name.lower() for name in shown], n=3)
     if len(shown) > _NAMED:
-        return splits.some(
-            [shown[name] for name in sorted(shown, key=lambda name: name.lower() not in near)], _NAMED
-        )
+        first = [name for word in near for name in shown if name.lower() == word]
+        return splits.some([shown[name] for name in dict.fromkeys([*first, *shown])], _NAMED)
     return ", ".join(shown.values())
 
 
@@ -215,10 +214,13 @@ def _joined(
     below_names: bool,
 ) -> pl.DataFrame:
     """A column of all files, with one type."""
+    each = [table[column] for _, table, _ in parts]
+    if any(values.dtype.is_numeric() for values in each):  # as among the numbers of one file
+        each = [values.clear(len(values)) if tables.stands_for_missing(values) else values for values in each]
     kinds: dict[str, tuple[Path, pl.Series, Numbers]] = {}
-    for path, table, numbers in parts:
-        if table[column].null_count() < len(table):
-            kinds.setdefault(_kind(table[column]), (path, table[column], numbers))
+    for (path, _, numbers), values in zip(parts, each, strict=True):
+        if values.null_count() < len(values):
+            kinds.setdefault(_kind(values), (path, values, numbers))
     if len(kinds) > 1 and not (field_ == "owner" and kinds.keys() == {"words", "numbers"}):
         found = []
         for path, values, numbers in kinds.values():
@@ -230,8 +232,8 @@ def _joined(
         raise BadInput(f"task.{field_}: {column!r} is {' and '.join(found)}; accepted: one type")
     first = next((values for _, values, _ in kinds.values()), pl.Series(dtype=pl.Null))
     each = [  # one without values has any type
-        table[column] if table[column].null_count() < len(table) else first.clear(len(table)).alias(column)
-        for _, table, _ in parts
+        values if values.null_count() < len(values) else first.clear(len(values)).alias(column)
+        for values in each
     ]
     if "words" in kinds and len({values.dtype for values in each}) > 1:
         each = [values.cast(pl.String) for values in each]

@@ -129,6 +129,11 @@ def not_numbers(column: pl.Series) -> pl.Series:
     return words.cast(pl.Float64, strict=False).is_null() & words.is_not_null()
 
 
+def stands_for_missing(column: pl.Series) -> bool:
+    """Whether each value of a column is a word that stands for a missing value among numbers."""
+    return column.dtype == pl.String and column.str.to_lowercase().is_in(_MISSING).all()
+
+
 def hints(names: Sequence[str]) -> str:
     """What may help with a CSV file whose first line has these cells, as the end of a sentence."""
     other = next((sign for sign in _SEPARATORS if len(names) == 1 and sign in names[0]), None)
