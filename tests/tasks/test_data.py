@@ -128,7 +128,7 @@ def test_data_written_while_it_is_decoded_is_not_cached(root, cache):
     def decode(column, where, place):
         if "'test'" in where:
             write(parquet(root, "test"), [encoded(p) for p in drawn("test", 5)[0]], [0] * 5)
-        return label_decoder(3)(column, where)
+        return label_decoder(3)(column, where, place)
 
     hub_dataset(HUB_ID, {"label": decode}, ROWS, root)
     assert [*cache.rglob("*.safetensors")] == []

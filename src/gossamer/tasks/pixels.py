@@ -112,10 +112,12 @@ def decoded(
 
 def opened(data: bytes | Path | None) -> Any:
     """An encoded image, opened by Pillow but not decoded yet. ValueError for one with too many pixels."""
-    pillow = package("PIL.Image", "'gossamer[data]'", "pillow")
+    package("PIL", "'gossamer[data]'", "pillow")
+    from PIL import Image
+
     try:
-        return pillow.open(data if isinstance(data, Path) else io.BytesIO(data or b""), formats=FORMATS)
-    except pillow.DecompressionBombError as error:
+        return Image.open(data if isinstance(data, Path) else io.BytesIO(data or b""), formats=FORMATS)
+    except Image.DecompressionBombError as error:
         raise ValueError(first_line(error)) from None
 
 

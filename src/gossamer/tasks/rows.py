@@ -190,8 +190,11 @@ def _found(
 
 def _field_of(columns: Mapping[str, Sequence[str]], fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """The field that names each column, the first one if there are several."""
-    pairs = [(column, field_) for field_ in fields for name in fields[field_] for column in columns[name]]
-    return dict(reversed(pairs))
+    field_of = dict[str, str]()
+    for field_, names in fields.items():
+        for column in (column for name in names for column in columns[name]):
+            field_of.setdefault(column, field_)
+    return field_of
 
 
 def _near(wanted: str, names: Iterable[str]) -> str:

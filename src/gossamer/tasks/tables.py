@@ -240,7 +240,7 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
         if form.quote is not None and form.quote in text.decode():
             cure += ", or task.csv.quote: null if quotes are part of the text"
         raise BadInput(f"{where} can't be read as CSV ({problem}); accepted: {cure}") from None
-    typed = pl.DataFrame([_typed(column, form) for column in table.iter_columns()])
+    typed = pl.DataFrame({column.name: _typed(column, form) for column in table.iter_columns()})
     if form.header is None and form.columns is None:
         _check_header(typed, path)
     return _named(typed, path, form)
