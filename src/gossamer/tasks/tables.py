@@ -248,9 +248,11 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
 
 def _bad_line(text: str, separator: str, form: CSV) -> tuple[int, str] | None:
     """The first line that has more cells than the first one, or else a quote without its pair, and what is wrong with it."""
-    quoting = csv.QUOTE_NONE if form.quote is None else csv.QUOTE_MINIMAL
     lines = csv.reader(
-        io.StringIO(text, newline=""), delimiter=separator, quotechar=form.quote, quoting=quoting
+        io.StringIO(text, newline=""),
+        delimiter=separator,
+        quotechar=form.quote,
+        quoting=csv.QUOTE_NONE if form.quote is None else csv.QUOTE_MINIMAL,
     )
     width = first = 0
     try:
