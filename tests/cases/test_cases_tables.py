@@ -385,6 +385,7 @@ partition: natural
 topology: ring
 algorithm: d-psgd
 stop: {rounds: 1}
+engine: {name: simulate, trainer: sequential}
 """
     )
     experiment = Experiment.load(tmp_path / "experiment.yaml")
