@@ -11,7 +11,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import polars as pl
 from polars.exceptions import PanicException, PolarsError
@@ -30,7 +30,11 @@ _MISSING = {"", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-"}  #
 _TRUTH = {"true", "false"}
 
 
-Cell = Annotated[str, BeforeValidator(lambda cell: str(cell) if type(cell) in (int, float) else cell)]
+def _as_text(cell: Any) -> Any:
+    return str(cell) if type(cell) in (int, float) else cell
+
+
+Cell = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float)]
 """The text of a cell, such as a column's name, which may be a number in an experiment."""
 
 
