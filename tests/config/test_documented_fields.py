@@ -23,6 +23,7 @@ from gossamer.config.experiment import (
     Stop,
 )
 from gossamer.config.registry import find, names
+from gossamer.tasks.tables import CSV
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "experiments.md"
 
@@ -52,6 +53,7 @@ TABLES: list[tuple[str, str, type[BaseModel], set[str]]] = [
     ("## Engines", "`processes`", Processes, {"name", "threads"}),
     ("## Sampled neighbours", "field", find("topology", "cyclon"), {"weights", "allow_disconnected"}),
     ("### Any data set", "field of `task`", find("task", "hub"), set()),
+    ("### CSV files", "field of `task.csv`", CSV, set()),
 ]
 """The headings and first columns of tables, with their models and the fields without a choice."""
 

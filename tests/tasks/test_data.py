@@ -4,6 +4,7 @@ import io
 import logging
 import os
 import pickle
+import re
 import socket
 import sys
 
@@ -14,7 +15,8 @@ import pytest
 from gossamer.errors import BadInput
 from gossamer.files import cache_folder
 from gossamer.tasks import data as module
-from gossamer.tasks.data import hub_dataset, image_decoder, label_decoder
+from gossamer.tasks.data import hub_dataset, label_decoder
+from gossamer.tasks.pixels import image_decoder
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -123,10 +125,10 @@ def test_a_changed_file_of_equal_size_and_time_is_decoded_again(root):
 
 
 def test_data_written_while_it_is_decoded_is_not_cached(root, cache):
-    def decode(column, where):
+    def decode(column, where, place):
         if "'test'" in where:
             write(parquet(root, "test"), [encoded(p) for p in drawn("test", 5)[0]], [0] * 5)
-        return label_decoder(3)(column, where)
+        return label_decoder(3)(column, where, place)
 
     hub_dataset(HUB_ID, {"label": decode}, ROWS, root)
     assert [*cache.rglob("*.safetensors")] == []
@@ -196,7 +198,7 @@ def test_a_damaged_image_is_named_by_its_row(tmp_path):
     images = [encoded(p) for p in pixels]
     images[1] = images[1][:40]
     write(tmp_path / "hub" / HUB_ID / "train.parquet", images, labels)
-    assert "split 'train', column 'img', row 1: cannot identify image file" in refused(
+    assert "split 'train', column 'img', row 2 of train.parquet: cannot identify image file" in refused(
         tmp_path, rows={"train": 3}
     )
 
@@ -204,12 +206,15 @@ def test_a_damaged_image_is_named_by_its_row(tmp_path):
 def test_image_of_wrong_size_is_refused(tmp_path):
     pixels, labels = drawn("train", 3, (6, 5, 3))
     write(tmp_path / "hub" / HUB_ID / "train.parquet", [encoded(p) for p in pixels], labels)
-    assert "row 0: 5x6 pixels; accepted: 5x4" in refused(tmp_path, rows={"train": 3})
+    assert "row 1 of train.parquet: 5x6 pixels; accepted: 5x4" in refused(tmp_path, rows={"train": 3})
 
 
 def test_labels_out_of_range_are_refused(root):
     message = refused(root, {**COLUMNS, "label": label_decoder(2)})
-    assert "column 'label': Int64 from 0 to 2, 0 nulls; accepted: class numbers from 0 to 1" in message
+    assert re.search(
+        r"column 'label': \d other values \(the first, 2, in row \d of plain/train-00000-of-00002.parquet\); accepted: class",
+        message,
+    )
 
 
 def test_missing_file_is_found_by_row_count(root):

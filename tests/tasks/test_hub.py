@@ -225,10 +225,16 @@ stop: {rounds: 5}
     [
         ({"path": None}, "one of path and hub_id"),
         ({"hub_id": "a/b"}, "one of path and hub_id"),
-        ({"inputs": "no"}, r"task.inputs: got 'no'; accepted: a, b, h"),
+        ({"inputs": "no"}, r"task.inputs: got 'no'; accepted: a, b, kind, .* \(of data.parquet\)"),
         ({"owner": "no"}, "task.owner: got 'no'"),
-        ({"inputs": ["a", "kind"]}, "task.inputs: 'kind' is String; accepted: a column of numbers"),
-        ({"targets": "height"}, "task.targets: Float32; accepted: class names or numbers, or another loss"),
+        (
+            {"inputs": ["a", "kind"]},
+            r"task.inputs: 'kind' is no column of numbers \('\w+' in row 1 of data.parquet, one of 40\)",
+        ),
+        (
+            {"targets": "height"},
+            r"task.targets: 'height' has no class numbers \(.* in row 1 of data.parquet\); accepted: class names or whole n",
+        ),
         ({"targets": None}, "task.targets: None, with loss classification"),
         ({"loss": "next-token"}, "task.targets: kind, with loss next-token"),
         ({"loss": "mse"}, "task.loss: got 'mse'; accepted: 'classification', 'regression' or 'next-token'"),
@@ -250,7 +256,10 @@ def test_missing_values_and_ragged_lists_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="task.inputs: 1 values of 'a' are missing"):
         hub(tmp_path / "a.parquet", inputs="a", targets="k")
     pl.DataFrame({"a": [[1.0], [1.0, 2.0]], "k": [0, 1]}).write_parquet(tmp_path / "b.parquet")
-    with pytest.raises(BadInput, match="task: column 'a': List.*accepted: numbers, or lists of one length"):
+    with pytest.raises(
+        BadInput,
+        match=r"column 'a': List\(Float64\), with \[1.0, 2.0\] in row 2 of b.parquet; accepted: numbers, or lists of on",
+    ):
         hub(tmp_path / "b.parquet", inputs="a", targets="k")
 
 

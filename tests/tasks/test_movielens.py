@@ -120,13 +120,13 @@ def test_columns_are_found_by_name_with_windows_line_ends(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (f"{HEADER}\n1,1,4.0,5\n1,2,good,5\n", "can't be read .*'rating'.*good"),
-        (f"{HEADER}\n1,1,4.0,5\n1,2\n", "accepted: GroupLens's file, with ratings"),
+        (f"{HEADER}\n1,1,4.0,5\n1,2,good,5\n", r"line 3 \(userId 1, movieId 2, rating good\)"),
+        (f"{HEADER}\n1,1,4.0,5\n1,2\n", "accepted: GroupLens's file, with whole ids and ratings"),
         (f"{HEADER}\n1,1,4.3,5\n", "ratings from 0.5 to 5 in steps of 0.5"),
         (f"{HEADER}\n1,1,nan,5\n", "ratings from 0.5 to 5"),
         (f"{HEADER}\n1,1,0.0,5\n", "ratings from 0.5 to 5"),
         (f"{HEADER}\n1,1,5.5,5\n", "ratings from 0.5 to 5"),
-        (f"{HEADER}\n1,1.5,5.0,5\n", "can't be read .*'movieId'"),
+        (f"{HEADER}\n1,1.5,5.0,5\n", r"line 2 \(userId 1, movieId 1.5, rating 5.0\)"),
         ("userId,movieId,stars\n1,1,4.0\n", "can't be read .*rating"),
         (f"{HEADER}\n", "no ratings"),
         ("", "can't be read"),
@@ -143,7 +143,7 @@ def test_a_bad_file_is_named(tmp_path, text, message):
 def test_a_bad_line_of_100k_is_named(tmp_path):
     path = write(tmp_path, "1\t1\t4\t5\n1\t2\t3.5\t5\n", HUNDRED)
     error = refused(tmp_path, "100k")
-    assert error.startswith(f"data_root: {path}: line (1, 2, 3.5); accepted: ")
+    assert error.startswith(f"data_root: {path}: line 2 (userId 1, movieId 2, rating 3.5); accepted: ")
     assert error.endswith("ratings from 1 to 5 in steps of 1")
 
 

@@ -107,10 +107,19 @@ def test_unknown_characters_share_one_number_after_those_of_leaf(tmp_path, cache
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (("a", "short", "x"), "column 'x', row 1: a text of 5 characters; accepted: 80"),
-        (("a", WORDS[:LENGTH], ""), "column 'y', row 1: a text of 0 characters; accepted: 1"),
-        (("a", None, "x"), "column 'x': String with 1 nulls; accepted: text"),
-        ((None, WORDS[:LENGTH], "x"), "column 'character_id': String with 1 nulls; accepted: text"),
+        (
+            ("a", "short", "x"),
+            "column 'x', row 2 of data/train-00000.parquet: a text of 5 characters; accepted: 80",
+        ),
+        (
+            ("a", WORDS[:LENGTH], ""),
+            "column 'y', row 2 of data/train-00000.parquet: a text of 0 characters; accepted: 1",
+        ),
+        (("a", None, "x"), "column 'x': 1 values are missing (the first in row 2 of data/train-00000"),
+        (
+            (None, WORDS[:LENGTH], "x"),
+            "column 'character_id': 1 values are missing (the first in row 2 of data/",
+        ),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, cache, row, message):
@@ -125,7 +134,7 @@ def test_missing_or_non_text_column_is_refused(tmp_path, cache):
     pl.DataFrame({"x": [1, 2], "y": ["a", "b"]}).write_parquet(folder / "train-00000.parquet")
     assert "no column 'character_id'; accepted: the whole data set" in refused(tmp_path)
     write(tmp_path, [("a", 1, "b")])
-    assert "column 'x': Int64 with 0 nulls; accepted: text" in refused(tmp_path)
+    assert "column 'x': Int64; accepted: text" in refused(tmp_path)
 
 
 def test_missing_data_root_or_bad_size_is_refused(tmp_path):

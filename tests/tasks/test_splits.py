@@ -126,15 +126,15 @@ def test_the_reason_for_a_missing_split_names_files(tmp_path: Path) -> None:
     ("train", "test", "message"),
     [
         ("train.parquet", "test.csv", r"several kinds \(Parquet: train.parquet; CSV: test.csv\)"),
-        ("train.csv", "test.tsv", r"task.test: test.tsv can't be read; accepted: files in .parquet"),
-        ("train.csv", "test.csv.gz", r"task.test: test.csv.gz can't be read"),
+        ("train.csv", "test.xls", r"task.test: test.xls can't be read; accepted: files in .parquet"),
+        ("train.csv", "test.csv.xz", r"task.test: test.csv.xz can't be read"),
         ("train.xlsx", "other.csv", r"task.train: train.xlsx can't be read"),
         (
             "a.csv",
             "b.parquet",
             r"several kinds \(Parquet: b.parquet; CSV: a.csv\)|several kinds \(CSV: a.csv; Par",
         ),
-        ("iris.data", "iris.names", r"has no file that can be read \(iris.data, iris.names\)"),
+        ("iris.names", "iris.dat", r"has no file that can be read \(iris.dat, iris.names\)"),
     ],
 )
 def test_mixed_files_are_refused(tmp_path: Path, train: str, test: str, message: str) -> None:
@@ -145,7 +145,7 @@ def test_mixed_files_are_refused(tmp_path: Path, train: str, test: str, message:
 
 
 @pytest.mark.parametrize(
-    "other", ["dev.csv", "valid.csv", "Validation.csv", "extra.csv", "more.tsv", "README.txt"]
+    "other", ["dev.csv", "valid.csv", "Validation.csv", "extra.csv", "more.tsv", "more.xml", "README.txt"]
 )
 def test_files_left_aside_are_named(tmp_path: Path, other: str) -> None:
     write(tmp_path / "train.csv", TRAIN, 1000.0)
@@ -239,18 +239,18 @@ def test_sizes_of_all_images_are_compared(tmp_path: Path) -> None:
     for number in range(6):
         paint(tmp_path / "ant" / f"{number}.png", 10 * number, size=(5, 4) if number == 0 else (3, 2))
     with pytest.raises(
-        BadInput, match=r"5 images of 3x2 pixels, 1 of 5x4; accepted: one size, or task.image_size"
+        BadInput, match=r"5 images of 3x2 pixels, 1 of 5x4; accepted: one size, or .* task.image_size"
     ):
         pictures(tmp_path)
     assert pictures(tmp_path, image_size=[4, 4]).train[0].shape[1:] == (3, 4, 4)
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_images_of_more_than_8_bits_are_refused(tmp_path: Path, dtype: Any) -> None:
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+def test_images_of_more_than_16_bits_are_refused(tmp_path: Path, dtype: Any) -> None:
     (tmp_path / "ant").mkdir()
     for number in range(3):  # Pillow would clip these to 255
         Image.fromarray(np.full((2, 3), 300 + number, dtype)).save(tmp_path / "ant" / f"{number}.tiff")
-    with pytest.raises(BadInput, match=r"row 0 \(ant/0.tiff\): more than 8 bits per pixel and channel"):
+    with pytest.raises(BadInput, match=r"column 'image', ant/0.tiff: 32 bits per pixel"):
         pictures(tmp_path)
 
 
@@ -259,10 +259,10 @@ def test_films_and_damaged_images_are_refused_by_name(tmp_path: Path) -> None:
         paint(tmp_path / "ant" / f"{number}.gif", 10 * number)
     frames = [Image.new("RGB", (3, 2), (0, 0, shade)) for shade in (10, 90)]
     frames[0].save(tmp_path / "ant" / "1.gif", save_all=True, append_images=frames[1:])
-    with pytest.raises(BadInput, match=r"row 1 \(ant/1.gif\): 2 frames"):
+    with pytest.raises(BadInput, match=r"column 'image', ant/1.gif: 2 frames"):
         pictures(tmp_path)
     (tmp_path / "ant" / "1.gif").write_bytes(b"GIF8")
-    with pytest.raises(BadInput, match=r"row 1 \(ant/1.gif\): cannot identify image file; accepted"):
+    with pytest.raises(BadInput, match=r"column 'image', ant/1.gif: cannot identify image file; accepted"):
         pictures(tmp_path)
 
 

@@ -14,10 +14,10 @@ import gossamer
 from gossamer import BadInput, Experiment
 from gossamer.results.report import render
 from gossamer.tasks import Hub, Task
-from gossamer.tasks.data import read_table
 from gossamer.tasks.rows import read_rows
 from gossamer.tasks.splits import find
 from gossamer.tasks.summary import summary
+from gossamer.tasks.tables import read_table
 
 
 def hub(path: Path, **settings: Any) -> Task:
@@ -149,7 +149,7 @@ IRIS = "5.1,3.5,1.4,0.2,Iris-setosa\n4.9,3.0,1.4,0.2,Iris-setosa\n7.0,3.2,4.7,1.
 def test_data_in_place_of_names_are_refused(tmp_path: Path, text: str, columns: list[str]) -> None:
     (tmp_path / "data.csv").write_text(text)
     with pytest.raises(
-        BadInput, match=r"data.csv: the first line looks like data \(.*\); accepted: a first line with"
+        BadInput, match=r"data.csv: the first line looks like data \(.*\); accepted: task.csv.columns with"
     ):
         hub(tmp_path / "data.csv", inputs=columns[:-1], targets=columns[-1])
 
@@ -180,7 +180,7 @@ def test_names_that_could_be_data_are_read_and_numbers_are_said(
     table = read_table(tmp_path / "data.csv")
     assert (table.columns, len(table)) == (names.split(","), len(lines))
     files = find(tmp_path / "data.csv")
-    remarks = read_rows(files, dict.fromkeys(table.columns, "inputs")).remarks
+    remarks = read_rows(files, {"inputs": table.columns}).remarks
     assert remarks == ([] if taken is None else [f"numbers taken as names of columns: {taken}"])
 
 
@@ -221,7 +221,8 @@ def test_missing_and_nested_values_are_refused_by_file_and_row(tmp_path: Path) -
     drawn(5, 0).write_csv(tmp_path / "train.csv")
     (tmp_path / "test.csv").write_text("a,b,label\n1.5,2.5,0\n1.5,,1\n,,1\n")
     with pytest.raises(
-        BadInput, match=r"task.inputs: 1 values of 'a' are missing \(the first in row 3 of test.csv\)"
+        BadInput,
+        match=r"task.inputs: 1 values of 'a' are missing \(the first in row 3 below the names of test.csv\)",
     ):
         hub(tmp_path)
     lists = pl.DataFrame({"x": [[1.0, 2.0], [3.0, math.nan], [4.0, 5.0]], "label": [0, 1, 0]})

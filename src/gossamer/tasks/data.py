@@ -7,24 +7,19 @@ arrays are cached on disk, so that images are not decompressed in every run.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import importlib
-import io
 import logging
 import os
-import re
-import zlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import polars as pl
-from jaxtyping import Int, Int64, Shaped, UInt8
+from jaxtyping import Int, Int64, Shaped
 from pydantic import BaseModel, model_validator
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -37,21 +32,11 @@ from gossamer.randomness import SHARED, generator
 from gossamer.reads import note
 from gossamer.tasks import splits
 from gossamer.tasks.provenance import Provenance
+from gossamer.tasks.tables import read_table
 
 log = logging.getLogger("gossamer")
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # a data file can't invoke Pillow's rarer decoders
 VERSION = 2  # increased when decoding changes, so that arrays cached by an older version are not used
-
-DATA = tuple(f"*.{end}" for kind, ends in splits.KINDS.items() if kind != "image" for end in ends)
-"""Names of files of tables."""
-IMAGES = tuple(f"*.{case}" for end in splits.KINDS["image"] for case in (end, end.upper()))
-"""Names of images. (A download from the hub is by exact names.)"""
-
-_YEARS = frozenset(range(1900, 2101))  # that may be names of columns
-
-_GREY = ("1", "L", "LA", "La")  # Pillow's modes of grey images of at most 8 bits
-_DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")  # of more bits, which Pillow would clip to 255
 
 
 class Source(BaseModel):
@@ -84,113 +69,43 @@ def package(module: str, install: str, name: str = "") -> Any:
         raise BadInput(f"no package {name or module!r}; accepted: after pip install {install}") from None
 
 
-Decoder = Callable[[pl.Series, str], Shaped[np.ndarray, "rows ..."]]
-"""(column, its name in errors) -> array; raises BadInput for anything but the expected values."""
+Place = Callable[[int], str]
+"""Row of a column, from 0 -> its place for the user, such as "row 1 of train.parquet"."""
+Decoder = Callable[[pl.Series, str, Place], Shaped[np.ndarray, "rows ..."]]
+"""(column, its name in errors, the places of its rows) -> array; raises BadInput for anything but the expected values."""
 Arrays = dict[str, Shaped[np.ndarray, "rows ..."]]
-
-
-def image_decoder(height: int, width: int, channels: int, resize: bool = False) -> Decoder:
-    """A decoder of a column of encoded images to uint8 pixels; 1 channel is grey, 3 are colour. Images of
-    other sizes are resized or refused; those of another mode are converted, and lose transparency."""
-
-    def decode(column: pl.Series, where: str) -> UInt8[np.ndarray, "rows height width channels"]:
-        package("PIL", "'gossamer[data]'", "pillow")
-        if not is_image(column):
-            raise BadInput(f"{where}: {column.dtype}; accepted: images")
-        pixels = np.empty((len(column), height, width, channels), np.uint8)
-        for row, (data, name) in enumerate(_encoded(column)):
-            try:
-                with opened(data) as image:
-                    if image.size != (width, height) and not resize:
-                        raise ValueError(f"{image.size[0]}x{image.size[1]} pixels")
-                    if image.mode in _DEEP:
-                        raise ValueError(f"more than 8 bits per pixel and channel (mode {image.mode})")
-                    if image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
-                        raise ValueError(f"{frames} frames")
-                    colours = image.convert("L" if channels == 1 else "RGB")
-                    fitted = colours if image.size == (width, height) else colours.resize((width, height))
-                    pixels[row].flat = np.asarray(fitted).flat
-            except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
-                named = "" if name is None else f" ({name})"
-                size = "" if resize else f"{width}x{height} pixels as "
-                accepted = f"{size}one frame of {', '.join(FORMATS)}"
-                problem = f"{where}, row {row}{named}: {_without_object(error)}"
-                raise BadInput(f"{problem}; accepted: {accepted}") from error
-        return pixels
-
-    return decode
-
-
-def opened(data: bytes | None) -> Any:
-    """An encoded image, opened by Pillow but not decoded yet."""
-    from PIL import Image
-
-    return Image.open(io.BytesIO(data or b""), formats=FORMATS)
-
-
-def _encoded(column: pl.Series) -> Iterator[tuple[bytes | None, str | None]]:
-    """The bytes and the file's name, if any, of each image of a column."""
-    names = column.struct.field("path") if "path" in column.struct.fields else [None] * len(column)
-    return zip(column.struct.field("bytes"), names, strict=True)
-
-
-def _without_object(error: Exception) -> str:
-    """The first line of an error without an address in memory."""
-    return re.sub(r" <_io\.BytesIO[^>]*>", "", first_line(error))
-
-
-def is_image(column: pl.Series) -> bool:
-    """Whether a column has encoded images, as the hub stores them."""
-    return isinstance(column.dtype, pl.Struct) and any(field.name == "bytes" for field in column.dtype.fields)
-
-
-def is_numeric(column: pl.Series) -> bool:
-    """Whether each value of a column is one number or truth value."""
-    return column.dtype.is_numeric() or column.dtype == pl.Boolean
-
-
-@dataclass(frozen=True)
-class ImageShapes:
-    """The sizes (height, width) and the modes of a column of images: grey or colour, with the number of each."""
-
-    sizes: Counter[tuple[int, int]]
-    grey: int
-    colour: int
-
-
-def image_shapes(column: pl.Series) -> ImageShapes:
-    """The shapes of all images of a column. Those that can't be opened are left out; decoding will name them."""
-    package("PIL", "'gossamer[data]'", "pillow")
-    sizes, colours = Counter[tuple[int, int]](), Counter[bool]()
-    for data, _ in _encoded(column):
-        with suppress(OSError, SyntaxError, ValueError), opened(data) as image:
-            sizes[image.height, image.width] += 1
-            colours[image.mode not in (*_GREY, *_DEEP)] += 1
-    return ImageShapes(sizes, colours[False], colours[True])
 
 
 def label_decoder(classes: int) -> Decoder:
     """A decoder of a column of class numbers, from 0 to classes - 1, to int64."""
 
-    def decode(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
-        if not (column.dtype.is_integer() and column.is_between(0, classes - 1).fill_null(False).all()):
-            values = f"{column.dtype} from {column.min()!r} to {column.max()!r}, {column.null_count()} nulls"
-            raise BadInput(f"{where}: {values}; accepted: class numbers from 0 to {classes - 1}")
+    def decode(column: pl.Series, where: str, place: Place) -> Int64[np.ndarray, " rows"]:
+        accepted = f"class numbers from 0 to {classes - 1}"
+        if not column.dtype.is_integer():
+            raise BadInput(f"{where}: {column.dtype}; accepted: {accepted}")
+        wrong = ~column.is_between(0, classes - 1).fill_null(False)
+        if count := wrong.sum():
+            first = int(wrong.arg_max() or 0)
+            problem = f"{count:,} other values (the first, {column[first]}, in {place(first)})"
+            raise BadInput(f"{where}: {problem}; accepted: {accepted}")
         return column.cast(pl.Int64).to_numpy(writable=True)
 
     return decode
 
 
-def decode_names(column: pl.Series, where: str) -> Int64[np.ndarray, " rows"]:
+def decode_names(column: pl.Series, where: str, place: Place) -> Int64[np.ndarray, " rows"]:
     """Names as numbers: the position of each name in alphabetical order."""
-    check_text(column, where)
+    check_text(column, where, place)
     return column.rank("dense").cast(pl.Int64).to_numpy() - 1
 
 
-def check_text(column: pl.Series, where: str) -> None:
+def check_text(column: pl.Series, where: str, place: Place) -> None:
     """Refuse a column that is not text."""
-    if column.dtype != pl.String or column.null_count():
-        raise BadInput(f"{where}: {column.dtype} with {column.null_count()} nulls; accepted: text")
+    if column.dtype != pl.String:
+        raise BadInput(f"{where}: {column.dtype}; accepted: text")
+    if count := column.null_count():
+        first = place(int(column.is_null().arg_max() or 0))
+        raise BadInput(f"{where}: {count:,} values are missing (the first in {first}); accepted: text")
 
 
 def hub_dataset(
@@ -217,14 +132,15 @@ def hub_dataset(
         folder = folder or hub_folder(hub_id, None)
         log.info("decoding %s from %s", hub_id, folder)
         for split, expected in rows.items():
-            table, where = read_split(folder, split), f"data_root: {folder}, split {split!r}"
+            table, place = read_split(folder, split)
+            where = f"data_root: {folder}, split {split!r}"
             if table.is_empty() or (expected is not None and len(table) != expected):
                 accepted = "the whole data set" if expected is None else f"{expected}"
                 raise BadInput(f"{where}: {len(table)} rows; accepted: {accepted}")
             for column, decode in columns.items():
                 if column not in table.columns:
                     raise BadInput(f"{where}: no column {column!r}; accepted: the whole data set")
-                arrays[f"{split}/{column}"] = decode(table[column], f"{where}, column {column!r}")
+                arrays[f"{split}/{column}"] = decode(table[column], f"{where}, column {column!r}", place)
         if _hashes(folder if data_root is not None else None) == hashes:  # no file was written meanwhile
             _store(cached, arrays)
     return {split: {column: arrays[f"{split}/{column}"] for column in columns} for split in rows}
@@ -280,11 +196,18 @@ def hub_folder(
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
-def read_split(root: Path, split: str) -> pl.DataFrame:
-    """The rows of a split of a data set of the hub; empty if there are none. If no file is named ``train``, those of no
-    split are for training. BadInput for a file that can't be read."""
-    tables = [read_table(path) for path in split_files(root, split)]
-    return pl.concat(tables) if tables else pl.DataFrame()
+def read_split(root: Path, split: str) -> tuple[pl.DataFrame, Place]:
+    """The rows of a split of a data set of the hub, which may be none, and their places. If no file is named ``train``, those
+    of no split are for training. BadInput for a file that can't be read."""
+    paths = split_files(root, split)
+    tables = [read_table(path) for path in paths]
+    ends = list(accumulate(map(len, tables)))
+
+    def place(row: int) -> str:
+        file = bisect_right(ends, row)
+        return f"row {row - (ends[file - 1] if file else 0) + 1} of {paths[file].relative_to(root)}"
+
+    return pl.concat(tables) if tables else pl.DataFrame(), place
 
 
 def split_files(root: Path, split: str) -> list[Path]:
@@ -293,97 +216,6 @@ def split_files(root: Path, split: str) -> list[Path]:
     of = {path: splits.split_of(path.relative_to(root).parts, (split,)) for path in paths}
     found = [path for path in paths if of[path] == split]
     return found or [path for path in paths if split == "train" and of[path] is None]
-
-
-def read_table(path: Path) -> pl.DataFrame:
-    """The rows of one file: a table, or a text (one row, ``text``). BadInput for a file that can't be read, or whose first
-    line has data in place of names."""
-    try:
-        match path.name.lower().rpartition(".")[2]:
-            case "parquet":
-                return pl.read_parquet(path)
-            case "arrow":
-                return pl.read_ipc_stream(path)
-            case "csv":
-                return _with_header(pl.read_csv(path, infer_schema_length=None), path)
-            case "jsonl":
-                return pl.read_ndjson(path, infer_schema_length=None)
-            case "gz":
-                return pl.DataFrame({"text": [gzip.decompress(path.read_bytes()).decode()]})
-            case _:
-                return pl.DataFrame({"text": [path.read_bytes().decode()]})
-    except (pl.exceptions.PolarsError, OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise BadInput(f"{path} can't be read ({first_line(error)}); accepted: a whole file") from error
-
-
-def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFrame:
-    """Image files as rows ``image`` (encoded, as the hub stores them) and ``label``, the folder's name."""
-    try:
-        images = [{"bytes": path.read_bytes(), "path": name(path)} for path in paths]
-    except OSError as error:
-        raise BadInput(
-            f"{error.filename} can't be read ({first_line(error)}); accepted: a whole file"
-        ) from error
-    encoded = pl.Struct({"bytes": pl.Binary, "path": pl.String})
-    labels = [path.parent.name for path in paths]
-    return pl.DataFrame([pl.Series("image", images, dtype=encoded), pl.Series("label", labels)])
-
-
-def numbers_as_names(table: pl.DataFrame) -> list[str]:
-    """The names of the columns of numbers that are numbers themselves, in order."""
-    names = map(_name, table.select(column for column in table.columns if is_numeric(table[column])).columns)
-    return [name for name in names if name and _number(name) is not None]
-
-
-def _with_header(table: pl.DataFrame, path: Path) -> pl.DataFrame:
-    """A table whose columns have names. BadInput if the first line of the file has data, like the lines below it.
-
-    A word above numbers is a name, and so the line has names. Otherwise the classes decide (columns of words, each of which
-    is there twice on average): the line has data if most of them have their name below it too. Without classes, it has data
-    if there are columns of numbers, unless their names are 0, 1, 2 ... (as pandas writes them) or years."""
-    numeric = [column for column in table.columns if is_numeric(table[column]) and _name(column)]
-    numbers = [_number(_name(column)) for column in numeric]
-    classes = [column for column in table.columns if _name(column) and _has_classes(table[column])]
-    if None in numbers:
-        is_data = False
-    elif classes:
-        is_data = 2 * sum(_name(column) in table[column] for column in classes) > len(classes)
-    else:
-        counted = numbers == list(range(len(numbers)))
-        if len(numbers) == 1:
-            counted = counted and 0 not in table[numeric[0]].unique().to_list()
-        is_data = bool(numeric) and not counted and not _are_years(numbers, table.select(numeric))
-    if is_data:
-        problem = f"{path}: the first line looks like data ({splits.some(map(_name, table.columns), 6)})"
-        raise BadInput(f"task: {problem}; accepted: a first line with the names of the columns")
-    return table
-
-
-def _name(column: str) -> str:
-    """A column's name in its file, without what polars adds to a name that is there twice."""
-    return re.sub(r"_duplicated_\d+$", "", column)
-
-
-def _has_classes(column: pl.Series) -> bool:
-    """Whether a column has words, each of them twice on average or more often."""
-    words = column.drop_nulls()
-    return column.dtype == pl.String and len(words) >= 2 * words.n_unique() > 0
-
-
-def _are_years(names: Sequence[float | None], table: pl.DataFrame) -> bool:
-    """Whether ascending years are the names of columns, none of which has only years as values."""
-    years = [name for name in names if name is not None and name in _YEARS]
-    ascending = len(years) == len(names) > 1 and years == sorted(set(years))
-    return ascending and not any(set(column.drop_nulls()) <= _YEARS for column in table)
-
-
-def _number(text: str) -> float | None:
-    """The value of a text that is a number or a truth value."""
-    text = text.strip().lower()
-    try:
-        return float(text == "true") if text in ("true", "false") else float(text)
-    except ValueError:
-        return None
 
 
 def _store(path: Path, arrays: Arrays) -> None:

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import polars as pl
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Int64
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator
 from torch import Tensor
 
-from gossamer.config.registry import imported, register
+from gossamer.config.registry import Section, imported, register
 from gossamer.config.validation import not_called_with
 from gossamer.errors import BadInput
-from gossamer.tasks import data, language, splits, task
+from gossamer.tasks import data, language, pixels, splits, tables, task
 from gossamer.tasks.metrics import Metrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
-from gossamer.tasks.rows import InTest, Rows, read_rows
+from gossamer.tasks.rows import InTest, Missing, Rows, read_rows
+from gossamer.tasks.tables import CSV, Cell
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
@@ -35,11 +38,17 @@ LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
 Owners = Int64[np.ndarray, " _"]
 
 
+class EachOwner(Section):
+    """Owners by names of files or folders: each file, or all files of each folder, have an owner of their own."""
+
+    each: Literal["file", "folder"]
+
+
 @register("task", "hub")
 class Hub(data.Source, TaskSource):
     """A data set from the Hugging Face hub (``hub_id``) or local files (``path``: a file, or a folder of
     Parquet, CSV, JSON Lines, text or Arrow files, as written by ``save_to_disk`` of the package ``datasets``,
-    or of images by class).
+    or of images by class). Text in CSV, JSON Lines and text files may be compressed (``.gz``).
 
     Images become float32 [samples, channels, height, width] from 0 to 1, numbers become float32 [samples,
     columns], and lists of whole numbers become int64. The ``tokenizer`` turns texts into the arguments of a
@@ -51,17 +60,23 @@ class Hub(data.Source, TaskSource):
     are characters (those of both splits), or come from the ``tokenizer`` or the model ``causal-lm``."""
 
     subset: str | None = None  # a folder of the data set (a configuration, in the hub's terms)
-    # A column, several numeric columns, or a column for each argument of the model.
-    inputs: str | tuple[str, ...] | dict[str, str] = "text"
-    targets: str | tuple[str, ...] | None = None  # None with next-token only
-    owner: str | None = None  # the column of owners, for the partition natural
+    # A column, several numeric columns, or a column for each argument of the model; * in a name stands for any characters.
+    inputs: Cell | tuple[Cell, ...] | dict[str, Cell] = "text"
+    targets: Cell | tuple[Cell, ...] | None = None  # None with next-token only
+    # The owners, for the partition natural: a column, or {each: file} or {each: folder}.
+    owner: Cell | EachOwner | None = None
     # The splits, by words in the names of files and folders, or patterns of their paths (gossamer.tasks.splits).
     train: str = "train"
     test: str = "test"
     # Without a test split: fraction of each owner's samples that is for training, drawn at random, or the first
     # ones with next-token.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    csv: CSV | None = None  # how CSV files are read; texts are CSV files too, if there are no others
+    encoding: str = "utf-8"  # of texts and CSV files
+    missing: Missing = "refuse"  # rows that miss a value, in a column that is used
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
+    # Pillow's mode of all images: L (grey), RGB or RGBA; None is L if all images are grey, and otherwise RGB.
+    image_mode: pixels.Mode | None = None
     tokenizer: language.Tokenizer | None = None
     context: PositiveInt = 64  # tokens per sample; longer texts are truncated, unless the loss is next-token
     # A function of (inputs, training inputs), called for the training and for the test set, which returns the inputs to use.
@@ -72,17 +87,26 @@ class Hub(data.Source, TaskSource):
     metrics: Metrics = Field(default_factory=dict)  # in addition to the loss's metrics
     model: ModelField = Field(default="mlp", validate_default=True)
 
+    @field_validator("encoding")
+    @classmethod
+    def _is_known(cls, encoding: str) -> str:
+        try:
+            "a".encode(encoding)
+        except (LookupError, ValueError):
+            raise ValueError("an encoding that Python knows, such as utf-8, latin-1 or cp1252") from None
+        return encoding
+
     def load(self, data_root: Path | None, seed: int) -> Task:
         if (self.targets is None) != (self.loss == "next-token"):
             problem = f"{self.targets}, with loss {self.loss}"
             raise BadInput(f"task.targets: {problem}; accepted: columns, or next-token")
         rows = self._read(data_root)
-        table, in_test = rows.table, rows.in_test
-        owners = np.zeros(len(table), np.int64) if self.owner is None else _numbers(table[self.owner])[0]
+        owners = self._owners(rows)
+        in_test = rows.in_test
         names: list[str] | None = None
         split_purpose: str | None = "hub-split"
         if self.loss == "next-token":
-            (inputs, targets), owners, in_test, outputs = self._sequences(table, owners, in_test, data_root)
+            (inputs, targets), owners, in_test, outputs = self._sequences(rows, owners, data_root)
             split_purpose = None  # the first samples are for training
         else:
             inputs, (targets, names) = self._inputs(rows, data_root), self._targets(rows)
@@ -103,6 +127,18 @@ class Hub(data.Source, TaskSource):
             augment=None if self.augment is None else imported(self.augment, "task.augment"),
             provenance=self._provenance(rows),
         )
+
+    def _owners(self, rows: Rows) -> Owners:
+        """The number of each row's owner."""
+        if self.owner is None:
+            return np.zeros(len(rows.table), np.int64)
+        if isinstance(self.owner, str):
+            return _numbers(rows.table[self.owner])[0]
+        owners, names = _numbers(rows.owners(self.owner.each))
+        trained = [names[owner] for owner in np.unique(owners[~rows.in_test])]
+        count = f"{len(trained):,} owner{'' if len(trained) == 1 else 's'}"
+        rows.remarks.append(f"{count}, one for each {self.owner.each} ({splits.some(trained)})")
+        return owners
 
     def _provenance(self, rows: Rows) -> Provenance:
         files, named = rows.files, rows.files.name
@@ -132,49 +168,42 @@ class Hub(data.Source, TaskSource):
 
     def _read(self, data_root: Path | None) -> Rows:
         """The rows of both splits."""
-        root = self.locate(data_root, "dataset", (*data.DATA, *data.IMAGES)) / (self.subset or "")
+        root = self.locate(data_root, "dataset", splits.PATTERNS) / (self.subset or "")
         if not root.exists():
             raise BadInput(f"task.path: {root} does not exist; accepted: a file, or a folder of files")
-        files = splits.find(root, self.train, self.test)
-        columns = {
-            column: field
-            for field in ("inputs", "targets", "owner")
-            for column in _listed(getattr(self, field))
-        }
-        return read_rows(files, columns)
+        files = splits.find(root, self.train, self.test, tables=self.csv is not None)
+        fields = {name: _listed(getattr(self, name)) for name in ("inputs", "targets", "owner")}
+        return read_rows(files, fields, self.csv, self.encoding, self.missing)
 
     def _inputs(self, rows: Rows, data_root: Path | None) -> Any:
         if isinstance(self.inputs, dict):
-            return {argument: self._tensor(rows, column) for argument, column in self.inputs.items()}
-        columns = _listed(self.inputs)
+            return {argument: self._argument(rows, name) for argument, name in self.inputs.items()}
+        columns = rows.found(_listed(self.inputs))
         first = rows.table[columns[0]]
-        if len(columns) > 1 or data.is_numeric(first):
+        if len(columns) > 1 or tables.is_numeric(first):
             return _features(rows, columns, "inputs")
-        return self._encoded(first, data_root) if first.dtype == pl.String else self._tensor(rows, columns[0])
+        if first.dtype != pl.String:
+            return self._tensor(rows, columns[0])
+        if self.tokenizer is None:
+            accepted = "a column of numbers, or task.tokenizer for one of texts"
+            _refuse_words(rows, columns[0], "inputs", accepted)
+        return self._encoded(first, self.tokenizer, data_root)
+
+    def _argument(self, rows: Rows, name: str) -> Tensor:
+        """A column, or the numbers of several ones, as a tensor."""
+        columns = rows.found([name])
+        return self._tensor(rows, columns[0]) if len(columns) == 1 else _features(rows, columns, "inputs")
 
     def _tensor(self, rows: Rows, name: str) -> Tensor:
         """A column of images, numbers or lists of numbers as a tensor."""
         column, where = rows.table[name], f"task: column {name!r}"
-        if data.is_image(column):
-            shapes = data.image_shapes(column)
-            if self.image_size is None and len(shapes.sizes) > 1:
-                (common, count), *others = shapes.sizes.most_common()
-                found = splits.some([f"{n:,} of {w}x{h}" for (h, w), n in others])
-                problem = f"{count:,} images of {common[1]}x{common[0]} pixels, {found}"
-                raise BadInput(f"{where}: {problem}; accepted: one size, or task.image_size")
-            if shapes.grey and shapes.colour:
-                rows.remarks.append(
-                    f"{shapes.grey:,} of {len(column):,} images are grey, and became colour images"
-                )
-            size = self.image_size or next(iter(shapes.sizes), (32, 32))
-            channels = 3 if shapes.colour else 1
-            pixels = data.image_decoder(*size, channels, resize=self.image_size is not None)(column, where)
-            images = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-            return images.to(torch.float32).div(255).contiguous()
+        if pixels.is_image(column):
+            return self._images(rows, column, where)
         try:
             values = torch.tensor(column.to_list())
-        except (TypeError, ValueError) as error:
-            problem = f"{column.dtype} ({error})"
+        except (TypeError, ValueError, RuntimeError):
+            row = _odd_one(column)
+            problem = f"{column.dtype}, with {reprlib.repr(column.to_list()[row])} in {rows.place(row)}"
             raise BadInput(f"{where}: {problem}; accepted: numbers, or lists of one length") from None
         if not values.is_floating_point():
             return values.to(torch.int64)
@@ -182,36 +211,69 @@ class Hub(data.Source, TaskSource):
         rows.check_finite(numbers.numpy(), name, where)
         return numbers
 
-    def _encoded(self, texts: pl.Series, data_root: Path | None) -> dict[str, Tensor]:
+    def _images(self, rows: Rows, column: pl.Series, where: str) -> Tensor:
+        """Images, float32 [samples, channels, height, width] from 0 to 1."""
+        shapes = pixels.shapes(column)
+        if self.image_size is None and len(shapes.sizes) > 1:
+            (common, count), *others = shapes.sizes.most_common()
+            found = splits.some([f"{n:,} of {w}x{h}" for (h, w), n in others])
+            problem = f"{count:,} images of {common[1]}x{common[0]} pixels, {found}"
+            accepted = f"one size, or a height and a width as task.image_size, such as {list(common)}"
+            raise BadInput(f"{where}: {problem}; accepted: {accepted}")
+        images = f"of {len(column):,} images"
+        if self.image_mode is None:
+            if shapes.grey and shapes.colour:
+                rows.remarks.append(f"{shapes.grey:,} {images} are grey, and became colour images")
+            if shapes.transparent:
+                rows.remarks.append(f"{shapes.transparent:,} {images} lose their transparency")
+        if shapes.deep:
+            rows.remarks.append(f"{shapes.deep:,} {images} have 16 bits: 65,535 became 1")
+        decoded = pixels.decoded(
+            column,
+            where,
+            rows.place,
+            size=self.image_size or next(iter(shapes.sizes), (32, 32)),
+            mode=self.image_mode or ("RGB" if shapes.colour else "L"),
+            resize=self.image_size is not None,
+            deep=shapes.deep > 0,
+        )
+        stored = torch.from_numpy(decoded).permute(0, 3, 1, 2)
+        return stored.to(torch.float32).div(pixels.MOST if shapes.deep else 255).contiguous()
+
+    def _encoded(
+        self, texts: pl.Series, source: language.Tokenizer, data_root: Path | None
+    ) -> dict[str, Tensor]:
         """Texts as the arguments of a model of transformers, each [samples, context]."""
-        if self.tokenizer is None:
-            raise BadInput("task.tokenizer: null, for texts; accepted: a path or a hub_id")
-        tokenizer = language.pretrained("AutoTokenizer", self.tokenizer, data_root, "task.tokenizer")
+        tokenizer = language.pretrained("AutoTokenizer", source, data_root, "task.tokenizer")
         options = {"padding": "max_length", "truncation": True, "max_length": self.context}
         return dict(tokenizer(texts.to_list(), return_tensors="pt", **options))
 
     def _targets(self, rows: Rows) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if the targets are classes."""
-        columns = _listed(self.targets)
+        columns = rows.found(_listed(self.targets))
         column, classes = rows.table[columns[0]], self.loss == "classification"
-        if len(columns) > 1 or self.loss == "regression" or (data.is_numeric(column) and not classes):
+        if len(columns) > 1 or self.loss == "regression" or (tables.is_numeric(column) and not classes):
             return _features(rows, columns, "targets"), None
         if column.dtype != pl.String and not classes:
             return self._tensor(rows, columns[0]), None
-        if column.dtype.is_float() or column.dtype.is_nested():
-            raise BadInput(f"task.targets: {column.dtype}; accepted: class names or numbers, or another loss")
+        if column.dtype.is_nested():
+            raise BadInput(
+                f"task.targets: {columns[0]!r} is {column.dtype}; accepted: class names or numbers"
+            )
+        if column.dtype.is_float():
+            column = _whole(rows, columns[0])
         _check_classes(column, rows.in_test)
         numbers, names = _numbers(column)
         return torch.from_numpy(numbers), names
 
     def _sequences(
-        self, table: pl.DataFrame, owners: Owners, in_test: InTest, data_root: Path | None
+        self, rows: Rows, owners: Owners, data_root: Path | None
     ) -> tuple[Pair, Owners, InTest, int]:
         """The samples, their owners, whether each belongs to the test split, and the size of the vocabulary."""
-        texts = table[str(self.inputs)]
-        data.check_text(texts, "task.inputs")
-        rows = pl.DataFrame({"owner": owners, "test": in_test, "text": texts})
-        streams = rows.group_by("owner", "test").agg(pl.col("text").str.join("\n")).sort("owner", "test")
+        texts, in_test = rows.table[rows.found(_listed(self.inputs))[0]], rows.in_test
+        data.check_text(texts, f"task.inputs: {texts.name!r}", rows.place)
+        owned = pl.DataFrame({"owner": owners, "test": in_test, "text": texts})
+        streams = owned.group_by("owner", "test").agg(pl.col("text").str.join("\n")).sort("owner", "test")
         tokens_of, vocabulary = self._tokens_of(streams["text"], data_root)
         inputs, targets = [], []
         for text in streams["text"]:
@@ -242,7 +304,9 @@ class Hub(data.Source, TaskSource):
         return lambda text: encode(text)["input_ids"], len(tokenizer)
 
 
-def _listed(columns: str | Sequence[str] | dict[str, str] | None) -> list[str]:
+def _listed(columns: str | Sequence[str] | dict[str, str] | EachOwner | None) -> list[str]:
+    if isinstance(columns, EachOwner):
+        return []
     if isinstance(columns, dict):
         return list(columns.values())
     return [columns] if isinstance(columns, str) else list(columns or ())
@@ -259,6 +323,30 @@ def _numbers(column: pl.Series) -> tuple[Owners, list[str]]:
     return column.rank("dense").cast(pl.Int64).to_numpy() - 1, [str(value) for value in values]
 
 
+def _odd_one(column: pl.Series) -> int:
+    """The first row that is no number or list of numbers, or whose list has another shape than that of the first row."""
+    first: torch.Size | None = None
+    for row, value in enumerate(column.to_list()):
+        try:
+            shape = torch.tensor(value).shape
+        except (TypeError, ValueError, RuntimeError):
+            return row
+        if shape != (first := first or shape):
+            return row
+    return 0
+
+
+def _whole(rows: Rows, name: str) -> pl.Series:
+    """A column of class numbers that are written as decimals, such as 1.0."""
+    column = rows.table[name]
+    rows.check_finite(column.cast(pl.Float32).to_numpy(), name, "task.targets")
+    if len(odd := ((column != column.floor()) | (column.abs() >= 2**53)).arg_true()):
+        problem = f"{name!r} has no class numbers ({column[odd[0]]} in {rows.place(int(odd[0]))})"
+        accepted = "class names or whole numbers, or loss: regression"
+        raise BadInput(f"task.targets: {problem}; accepted: {accepted}")
+    return column.cast(pl.Int64)
+
+
 def _check_classes(column: pl.Series, in_test: InTest) -> None:
     """Refuse classes that only the test set has: no model can learn them, and -1, "?" or "" stand for a hidden label."""
     known = set(column.filter(pl.Series(~in_test)).unique())
@@ -270,12 +358,31 @@ def _check_classes(column: pl.Series, in_test: InTest) -> None:
         raise BadInput(f"task.targets: column {column.name!r}: {problem}; accepted: {accepted}")
 
 
+def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column of numbers") -> NoReturn:
+    """Refuse a column that has something else than numbers."""
+    column = rows.table[name]
+    if column.dtype not in (pl.String, pl.Categorical, pl.Enum):
+        raise BadInput(f"task.{field}: {name!r} is {column.dtype}; accepted: {accepted}")
+    wrong = tables.not_numbers(column)
+    first, count = int(wrong.arg_max() or 0), wrong.sum()
+    word = str(column[first])
+    if rows.files.kind == "CSV" and re.fullmatch(r"[-+]?\d+,\d+", word):
+        accepted += ", or task.csv.decimal: ',' if commas begin decimals"
+    elif rows.files.kind == "CSV" and word.startswith(tables.COMMENTS):
+        accepted += f", or task.csv.comment: {word[0]!r}"
+    elif rows.files.kind == "CSV" and count < len(column):
+        accepted += f", or task.csv.null_values: [{word!r}] if that stands for a missing value"
+    of = f", one of {count:,}" if count > 1 else ""
+    problem = f"{name!r} is no column of numbers ({word!r} in {rows.place(first)}{of})"
+    raise BadInput(f"task.{field}: {problem}; accepted: {accepted}")
+
+
 def _features(rows: Rows, columns: Sequence[str], field: str) -> Tensor:
     """Numeric columns side by side, float32 [samples, columns]."""
     for name in columns:
         column = rows.table[name]
-        if not data.is_numeric(column):
-            raise BadInput(f"task.{field}: {name!r} is {column.dtype}; accepted: a column of numbers")
+        if not tables.is_numeric(column):
+            _refuse_words(rows, name, field)
         values = column.cast(pl.Float32)
         rows.check_finite(values.to_numpy(), name, f"task.{field}")
         if column.dtype.is_integer() and (

@@ -17,8 +17,9 @@ from torch import Tensor
 from gossamer.config.registry import imported, register
 from gossamer.errors import BadInput
 from gossamer.randomness import generator
-from gossamer.tasks.data import hub_dataset, hub_provenance, image_decoder, label_decoder
+from gossamer.tasks.data import hub_dataset, hub_provenance, label_decoder
 from gossamer.tasks.metrics import NewMetrics
+from gossamer.tasks.pixels import image_decoder
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import ModelField, Reference, Task, TaskSource, classification
 

@@ -28,16 +28,17 @@ from gossamer.errors import BadInput, cause
 from gossamer.reads import note
 from gossamer.tasks.data import (
     Decoder,
+    Place,
     check_text,
     decode_names,
     hub_dataset,
     hub_provenance,
-    image_decoder,
     label_decoder,
     split_by_owner,
 )
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
 from gossamer.tasks.metrics import NewMetrics, chosen_metrics
+from gossamer.tasks.pixels import image_decoder, opened
 from gossamer.tasks.provenance import Provenance
 from gossamer.tasks.task import Metric, ModelField, Pair, Task, TaskSource, accuracy, model_factory
 
@@ -149,6 +150,8 @@ class LeafTask(TaskSource):
                     raise ValueError(f"{len(pair[0])} inputs and {len(pair[1])} targets")
                 if not pair[0].isfinite().all():
                     raise ValueError("inputs that are not finite")
+            except BadInput as error:
+                raise error.within(f"task.path: {file}, user {user}") from None
             except (ValueError, TypeError, KeyError, IndexError, RuntimeError) as error:
                 accepted = f"samples of {self.name_of()} as LEAF writes them"
                 raise BadInput(
@@ -213,16 +216,14 @@ class CelebA(LeafTask):
     model: ModelField = Field(default="celeba-cnn", validate_default=True)
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
-        from PIL import Image
-
         folder = self.images or (self.path or Path()) / "raw" / "img_align_celeba"
         note(folder, ["*"])
         pixels = np.empty((len(x), 3, 84, 84), np.uint8)
         for row, name in enumerate(x):
             try:
-                with Image.open(folder / name) as image:
+                with opened(folder / name) as image:
                     pixels[row] = np.asarray(image.resize((84, 84)).convert("RGB")).transpose(2, 0, 1)
-            except OSError as error:
+            except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for damaged images
                 raise ValueError(f"{folder / name}: {cause(error)}") from None
         return torch.from_numpy(pixels), _classes(y, 2)
 
@@ -337,12 +338,19 @@ LENGTH = 80  # characters of a text
 ROWS = 1 << 16  # number of texts decoded together
 
 
-def decode_texts(column: pl.Series, where: str, length: int = LENGTH) -> UInt8[np.ndarray, "rows length"]:
+def _sample(number: int) -> str:
+    """A sample of a user, for the user of gossamer."""
+    return f"sample {number + 1}"
+
+
+def decode_texts(
+    column: pl.Series, where: str, place: Place, length: int = LENGTH
+) -> UInt8[np.ndarray, "rows length"]:
     """Texts of one length as numbers of :data:`TEXT_CHARACTERS`."""
-    check_text(column, where)
+    check_text(column, where, place)
     wrong = (column.str.len_chars() != length).arg_true()
     if len(wrong):
-        problem = f"{where}, row {wrong[0]}: a text of {len(column[wrong[0]])} characters"
+        problem = f"{where}, {place(int(wrong[0]))}: a text of {len(column[wrong[0]])} characters"
         raise BadInput(f"{problem}; accepted: {length}")
     numbers = np.full(256, len(TEXT_CHARACTERS), np.uint8)
     numbers[np.frombuffer(TEXT_CHARACTERS.encode("ascii"), np.uint8)] = np.arange(len(TEXT_CHARACTERS))
@@ -375,7 +383,7 @@ class Shakespeare(LeafTask):
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
         texts, following = (
-            torch.from_numpy(decode_texts(pl.Series(column, dtype=pl.String), name, length))
+            torch.from_numpy(decode_texts(pl.Series(column, dtype=pl.String), name, _sample, length))
             for column, name, length in ((x, "x", LENGTH), (y, "y", 1))
         )
         return texts, following.squeeze(1).to(torch.int64)

@@ -123,14 +123,19 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
         table = pl.read_csv(path, infer_schema=False, quote_char=None, **options)
         if not release.header:
             table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))
-        ids, stars = pl.col("userId", "movieId").cast(pl.Int64), pl.col("rating").cast(pl.Float32)
-        ratings = table.select(ids, stars)
+        text = table.select(COLUMNS)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise BadInput(f"{where} can't be read ({first_line(error)}); accepted: {accepted}") from None
+    ids, stars = pl.col("userId", "movieId").cast(pl.Int64, strict=False), pl.col("rating")
+    ratings = text.select(ids, stars.cast(pl.Float32, strict=False))
     on_scale = stars.is_between(release.least, release.most) & (stars % release.step == 0)
-    wrong = ratings.filter(~(on_scale & (pl.col("userId") > 0)).fill_null(False))
+    valid = on_scale & (pl.col("userId") > 0) & pl.col("movieId").is_not_null()
+    wrong = ratings.select(~valid.fill_null(False)).to_series().arg_true()
     if len(wrong) or ratings.is_empty():
-        problem = f"line {wrong.row(0)}" if len(wrong) else "no ratings"
+        problem = "no ratings"
+        if len(wrong):
+            named = ", ".join(f"{name} {value}" for name, value in text.row(wrong[0], named=True).items())
+            problem = f"line {wrong[0] + 1 + release.header} ({named})"
         scale = f"ratings from {release.least:g} to {release.most:g} in steps of {release.step:g}"
-        raise BadInput(f"{where}: {problem}; accepted: {accepted}, with {scale}")
+        raise BadInput(f"{where}: {problem}; accepted: {accepted}, with whole ids and {scale}")
     return ratings

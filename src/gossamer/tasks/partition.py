@@ -162,7 +162,8 @@ class Natural(Partition):
 
     def split(self, task: Task, nodes: int, rng: np.random.Generator) -> Parts:
         if task.groups is None:
-            raise BadInput("partition 'natural': the task has no owner ids; accepted: a task with groups")
+            accepted = "a task with groups, such as hub with task.owner"
+            raise BadInput(f"partition 'natural': the task has no owner ids; accepted: {accepted}")
         owners, owner_of = np.unique(task.groups.numpy(force=True), return_inverse=True)
         if len(owners) < nodes:
             problem = f"{nodes} for {len(owners)} owners, with partition natural"

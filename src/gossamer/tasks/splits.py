@@ -11,23 +11,29 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Literal
 
 from gossamer.errors import BadInput
 
 KINDS = {
     "Parquet": ("parquet",),
     "Arrow": ("arrow",),
-    "CSV": ("csv",),
-    "JSON Lines": ("jsonl",),
-    "text": ("txt", "txt.gz"),
     "image": ("png", "jpg", "jpeg", "webp", "bmp", "gif", "tif", "tiff"),
+    "CSV": ("csv", "tsv", "data"),
+    "JSON Lines": ("jsonl",),
+    "text": ("txt",),
 }
 """The kinds of files that can be read, and their suffixes, in any case."""
-ACCEPTED = ", ".join(f".{suffix}" for suffixes in KINDS.values() for suffix in suffixes)
+_GZIPPED = [end for kind in ("CSV", "JSON Lines", "text") for end in KINDS[kind]]  # also with .gz
+_SUFFIXES = [end for ends in KINDS.values() for end in ends]
+ACCEPTED = f"{', '.join(f'.{end}' for end in _SUFFIXES)} (the last {len(_GZIPPED)} also with .gz)"
+_ENDS = [f".{end}" for end in [*(f"{end}.gz" for end in _GZIPPED), *_SUFFIXES]]
+PATTERNS = tuple(f"*{case}" for end in _ENDS for case in (end, end.upper()))
+"""Names of files of data. (A download from the hub is by exact names.)"""
 
 # Suffixes of other files that may be meant as data; a script or a licence next to the data is not worth a word.
 _UNREAD = re.compile(
-    "arff|avro|bin|bz2|dat|data|feather|gz|h5|hdf5|json|mat|npy|npz|orc|pickle|pkl|pt|rar|svmlight|tar|tsv|ubyte|xls|xlsx|xml"
+    "arff|avro|bin|bz2|dat|feather|gz|h5|hdf5|json|mat|npy|npz|orc|pickle|pkl|pt|rar|svmlight|tar|ubyte|xls|xlsx|xml"
     "|xz|zip|avif|cr2|dcm|dds|dib|dng|exr|hdr|heic|heif|ico|j2k|jfif|jp2|jpe|jpx|jxl|nef|nii|pbm|pcx|pgm|pnm|ppm|psd|raw|tga"
 )
 # What the package datasets writes beside its data.
@@ -45,20 +51,40 @@ _FORMS = {
 class Files:
     """The files of a data set below ``root`` (a folder, or the only file), in the order in which they are read.
 
-    ``train`` and ``test`` are of one kind; without a test split, ``test`` is empty. ``aside`` are other files that may
+    ``train`` and ``test`` are of one ``kind``; without a test split, ``test`` is empty. ``aside`` are other files that may
     hold data, and are not read."""
 
     root: Path
+    kind: str
     train: tuple[Path, ...]
     test: tuple[Path, ...]
     aside: tuple[Path, ...]
+
+    @property
+    def all(self) -> tuple[Path, ...]:
+        """The files of both splits, those for training first."""
+        return (*self.train, *self.test)
 
     def name(self, path: Path) -> str:
         """A file's name for the user, relative to the folder."""
         return path.name if path == self.root else path.relative_to(self.root).as_posix()
 
+    def owner(self, path: Path, each: Literal["file", "folder"]) -> str:
+        """The owner of a file's rows: the folders that lead to it, without those that name a split and an image's class; if
+        each file is an owner, its own name too. BadInput for a file that is in no such folder."""
+        *folders, name = self.name(path).split("/")
+        if self.kind == "image":
+            folders = folders[:-1]
+        owned = [folder for folder in folders if split_of((folder,)) is None]
+        if each == "file":
+            owned.append(name[: len(name) - len(_end(name))])
+        if not owned:
+            problem = f"{each}, but {self.name(path)} is in no folder of an owner below {self.root}"
+            raise BadInput(f"task.owner.each: {problem}; accepted: a folder for each owner, or each: file")
+        return "/".join(owned)
 
-def find(root: Path, train: str = "train", test: str = "test") -> Files:
+
+def find(root: Path, train: str = "train", test: str = "test", *, tables: bool = False) -> Files:
     """The files of the splits ``train`` and ``test``, each the name of a split or a pattern.
 
     A pattern has one of the characters ``*?[/.`` and is compared with the path of a file below ``root``, as by the shell;
@@ -66,6 +92,8 @@ def find(root: Path, train: str = "train", test: str = "test") -> Files:
     forms (``Train.csv``, ``X_train.csv``, ``training/a.png``). The outermost part of the path that names one split decides,
     but for folders that all files share, if the files differ below them (:func:`_base`). If nothing is named ``train``, the
     files of no split are for training. Hidden files and folders, and the caches of ``datasets``, are not looked at.
+
+    ``tables``: if all files are texts, they are read as CSV files.
 
     BadInput if there is nothing to read; for files of several kinds, unless the other ones are texts of no split
     (``README.txt``); for a split in a file that can't be read next to ones that can; for a file of both splits; and for
@@ -76,6 +104,8 @@ def find(root: Path, train: str = "train", test: str = "test") -> Files:
         problem = f"{root} has no file that can be read" if root.is_dir() else f"{root} can't be read"
         found = f" ({some([path.name for path in paths])})" if root.is_dir() and paths else ""
         raise BadInput(f"task: {problem}{found}; accepted: files in {ACCEPTED}")
+    if tables and set(kinds.values()) == {"text"}:
+        kinds = dict.fromkeys(kinds, "CSV")
     base = _base(root, kinds, (train, test))
     named = {path: _split(base, path, (train, test)) for path in paths}
     chosen = {name: _chosen(root, list(kinds), name, named) for name in dict.fromkeys((train, test))}
@@ -84,7 +114,8 @@ def find(root: Path, train: str = "train", test: str = "test") -> Files:
         chosen = {name: tuple(p for p in paths if p not in loose) for name, paths in chosen.items()}
     read = {path for paths in chosen.values() for path in paths}
     aside = [path for path in paths if path not in read and (path in kinds or _is_data(path))]
-    files = Files(root, chosen[train], chosen[test], tuple(aside))
+    kind = next((kinds[path] for path in paths if path in read), "")
+    files = Files(root, kind, chosen[train], chosen[test], tuple(aside))
     _check_unread(files, kinds, named, train, test)
     for field, name in (("train", train), ("test", test)):
         if not chosen[name] and (field, name) != ("test", "test"):
@@ -171,7 +202,7 @@ def _listed(files: Files, paths: Iterable[Path], named: Mapping[Path, str | None
 def _check_kinds(files: Files, kinds: Mapping[Path, str], base: Path, train: str) -> None:
     """Refuse files of several kinds, and images of no split next to images of splits, unless a pattern chose them."""
     by_kind: dict[str, list[str]] = {}
-    for path in (*files.train, *files.test):
+    for path in files.all:
         by_kind.setdefault(kinds[path], []).append(files.name(path))
     cure = "patterns in task.train and task.test, such as '*.png'"
     if len(by_kind) > 1:
@@ -189,7 +220,7 @@ def _check_unread(
     files: Files, kinds: Mapping[Path, str], named: Mapping[Path, str | None], train: str, test: str
 ) -> None:
     """Refuse a split that only files that can't be read have, since another file would take its place."""
-    read = {named[path] for path in (*files.train, *files.test)}
+    read = {named[path] for path in files.all}
     for field, name in (("train", train), ("test", test)):
         unread = [path for path in files.aside if path not in kinds and named[path] == name]
         if unread and name not in read:
@@ -215,7 +246,15 @@ def _visible(root: Path) -> Callable[[Path], bool]:
 
 def kind_of(path: Path) -> str | None:
     """The kind of a file, by its suffix; None if it can't be read."""
-    name = path.name.lower()
-    return next(
-        (kind for kind, ends in KINDS.items() if name.endswith(tuple(f".{end}" for end in ends))), None
-    )
+    suffix = suffix_of(path)
+    return next((kind for kind, suffixes in KINDS.items() if suffix in suffixes), None)
+
+
+def suffix_of(path: Path) -> str:
+    """The suffix of a file that can be read, in lower case, without ``.gz``; "" for other files."""
+    return _end(path.name).removesuffix(".gz")[1:]
+
+
+def _end(name: str) -> str:
+    """What follows a file's own name, such as ``.csv.gz``, in lower case."""
+    return next((end for end in _ENDS if name.lower().endswith(end)), "")

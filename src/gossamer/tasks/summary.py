@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,8 @@ def _line(task: Task, record: dict[str, Any], classes: list[str] | None, shared:
     """The summary for the user."""
     origin, numbers = task.provenance, record["samples"]
     files = {} if origin is None else origin.files
-    read = {split: f" ({some([path.name for path in paths])})" for split, paths in files.items()}
+    root = Path("" if origin is None else origin.source)
+    read = {split: f" ({some([_named(path, root) for path in paths])})" for split, paths in files.items()}
     sets = [
         f"{count:,} {'training' if name == 'train' else name} samples{read.get(name, '')}"
         for name, count in numbers.items()
@@ -209,6 +211,11 @@ def _line(task: Task, record: dict[str, Any], classes: list[str] | None, shared:
     overlaps = [_overlap(name, found, numbers[name], numbers["train"]) for name, found in shared.items()]
     facts = [f"{source}{', '.join(sets)}{drawn}", f"inputs {', '.join(kinds)}, {outputs}", *overlaps]
     return "data: " + "; ".join([*facts, *record["remarks"]])
+
+
+def _named(path: Path, root: Path) -> str:
+    """A file's name, with the folders that lead to it from the root."""
+    return path.relative_to(root).as_posix() if root in path.parents else path.name
 
 
 def _overlap(name: str, found: Shared, samples: int, training: int) -> str:
