@@ -22,7 +22,8 @@ from gossamer.config.registry import Component, ComponentField, FilePath, Functi
 from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights, read_matrix
+from gossamer.topology.graph_files import read_matrix
+from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
@@ -202,7 +203,7 @@ class RandomLinks(CompositeTopology):
     def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
         """The probabilities of a file."""
         assert isinstance(self.probability, Path)
-        P = read_matrix(self.probability, f"topology.probability: {self.probability}")
+        P = read_matrix(self.probability, "topology.probability").values
         if ((P < 0) | (P > 1)).any() or (self.symmetric and (P != P.T).any()):
             accepted = "numbers from 0 to 1, and a symmetric matrix or topology.symmetric: false"
             raise BadInput(f"topology.probability: {self.probability}; accepted: {accepted}")
