@@ -9,6 +9,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from types import FrameType
 
 
 class GossamerError(Exception):
@@ -107,6 +108,26 @@ def place(error: BaseException) -> str:
     return f" ({Path(frame.filename).name}, line {frame.lineno})"
 
 
+def running(frame: FrameType | None) -> str:
+    """The line of the user's own code that a stack of calls has reached, as in :func:`place`; empty if there is none."""
+    while frame is not None and not _is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    return "" if frame is None else f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+
+
+def begin_at_own_line(error: BaseException) -> None:
+    """Make the traceback of an error, and of those from which it was raised, begin at the first line of the user's own code,
+    if there is one. Before it are only the frames of who calls this code, which say nothing about it."""
+    chained: BaseException | None = error
+    while chained is not None:
+        step = chained.__traceback__
+        while step is not None and not _is_own(step.tb_frame.f_code.co_filename):
+            step = step.tb_next
+        if step is not None:
+            chained.__traceback__ = step
+        chained = chained.__cause__ or chained.__context__
+
+
 def is_own(error: BaseException) -> bool:
     """Whether the user's own code raised an error, rather than a library that it called."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -120,10 +141,12 @@ _NOT_OWN = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     }
 )
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # of any environment
+_CYTHON = (".pyx", ".pxd", ".pxi")  # its frames have the names of files in a library's source
 
 
 def _is_own(file: str) -> bool:
     """Whether a code file is the user's, rather than part of gossamer, Python or an installed library."""
     if file.startswith("<"):  # generated code, or code that is typed at a prompt
         return file.startswith(("<stdin", "<ipython", "<python-input"))
-    return not file.startswith(_NOT_OWN)
+    return not (file.startswith(_NOT_OWN) or file.endswith(_CYTHON) or _PACKAGES.search(file))
