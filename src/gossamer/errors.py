@@ -7,7 +7,8 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -119,13 +120,25 @@ def begin_at_own_line(error: BaseException) -> None:
     """Make the traceback of an error, and of those from which it was raised, begin at the first line of the user's own code,
     if there is one. Before it are only the frames of who calls this code, which say nothing about it."""
     chained: BaseException | None = error
-    while chained is not None:
+    seen = set[int]()
+    while chained is not None and id(chained) not in seen:
+        seen.add(id(chained))
         step = chained.__traceback__
         while step is not None and not _is_own(step.tb_frame.f_code.co_filename):
             step = step.tb_next
         if step is not None:
             chained.__traceback__ = step
         chained = chained.__cause__ or chained.__context__
+
+
+@contextmanager
+def beginning_at_own_lines() -> Iterator[None]:
+    """Make the causes of an error begin at the user's own lines, as a notebook shows them."""
+    try:
+        yield
+    except GossamerError as error:
+        begin_at_own_line(error)
+        raise
 
 
 def is_own(error: BaseException) -> bool:

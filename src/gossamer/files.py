@@ -222,7 +222,8 @@ class XML(NamedTuple):
 
 
 def parse_xml(text: bytes, source: str) -> XML:
-    """The elements of an XML text from ``source``. A document type is refused, because its entities could expand to anything."""
+    """The elements of an XML text from ``source``. A document type is refused, because its entities could expand to
+    anything."""
     lines: dict[Element, int] = {}
     tree, parser = TreeBuilder(), expat.ParserCreate()
 
@@ -230,7 +231,9 @@ def parse_xml(text: bytes, source: str) -> XML:
         lines[tree.start(tag, attributes)] = parser.CurrentLineNumber
 
     def refuse(*_: object) -> None:
-        raise BadInput(f"{source}, line {parser.CurrentLineNumber}: a document type; accepted: XML without one")
+        raise BadInput(
+            f"{source}, line {parser.CurrentLineNumber}: a document type; accepted: XML without one"
+        )
 
     parser.StartElementHandler, parser.EndElementHandler = start, tree.end
     parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = tree.data, refuse
@@ -239,7 +242,9 @@ def parse_xml(text: bytes, source: str) -> XML:
         return XML(tree.close(), lines)
     except expat.ExpatError as error:
         where = f", line {error.lineno}, column {error.offset + 1}"
-        raise BadInput(f"{source}{where}: {expat.ErrorString(error.code)}; accepted: well-formed XML") from None
+        raise BadInput(
+            f"{source}{where}: {expat.ErrorString(error.code)}; accepted: well-formed XML"
+        ) from None
     except (LookupError, ValueError) as error:  # an unknown encoding
         raise BadInput(f"{source}: {error}; accepted: XML in UTF-8") from None
 

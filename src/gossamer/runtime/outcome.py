@@ -116,7 +116,9 @@ def ending_signals(stop: Callable[[], object], say: Callable[[str], object] | No
         stop()
         if say is not None:
             name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            with suppress(OSError, RuntimeError):  # RuntimeError: the signal came while a line was being printed
+            with suppress(
+                OSError, RuntimeError
+            ):  # RuntimeError: the signal came while a line was being printed
                 say(f"{name}: the run ends and keeps its record; once more ends it at once{running(frame)}")
 
     def restore() -> None:

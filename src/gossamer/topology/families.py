@@ -37,6 +37,8 @@ class Star(Topology):
     centre: int = Field(default=0, ge=0)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        if self.centre >= nodes:
+            raise BadInput(f"topology.centre: {self.centre} for {nodes} nodes; accepted: 0 to {nodes - 1}")
         return Graph(nodes, ((self.centre, rank) for rank in range(nodes) if rank != self.centre))
 
 
@@ -60,6 +62,8 @@ class Torus(Topology):
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         rows = self.rows or max(rows for rows in range(1, isqrt(nodes) + 1) if nodes % rows == 0)
+        if nodes % rows:
+            raise BadInput(f"topology.rows: {rows} for {nodes} nodes; accepted: a divisor of {nodes}")
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
         return Graph.from_networkx(nx.convert_node_labels_to_integers(grid, ordering="sorted"))
 
@@ -161,6 +165,9 @@ class WattsStrogatz(RandomTopology):
     p: float = Field(ge=0, le=1)  # probability that an edge is rewired to a random node
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if self.degree >= nodes:
+            accepted = f"an even number below {nodes}"
+            raise BadInput(f"topology.degree: {self.degree} for {nodes} nodes; accepted: {accepted}")
         return nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=_seed(rng))  # type: ignore[no-any-return]
 
 
@@ -172,6 +179,10 @@ class BarabasiAlbert(RandomTopology):
     m: int = Field(ge=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if self.m >= nodes:
+            raise BadInput(
+                f"topology.m: {self.m} for {nodes} nodes; accepted: a number from 1, below {nodes}"
+            )
         return nx.barabasi_albert_graph(nodes, self.m, seed=_seed(rng))
 
 
@@ -185,6 +196,8 @@ class StochasticBlock(RandomTopology):
     p_out: float = Field(ge=0, le=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if sum(self.sizes) != nodes:
+            raise BadInput(f"topology.sizes: {sum(self.sizes)} nodes in all; accepted: {nodes}, as in nodes")
         p = np.full((len(self.sizes), len(self.sizes)), self.p_out)
         np.fill_diagonal(p, self.p_in)
         return nx.stochastic_block_model(list(self.sizes), p.tolist(), seed=_seed(rng))
@@ -237,7 +250,7 @@ def _ranked(graph: Any, where: str) -> NetworkX:
     if not isinstance(graph, nx.Graph):
         problem = f"a {type(graph).__name__}"
     elif graph.is_multigraph():
-        problem = "a graph that may have parallel edges"
+        problem = f"a {type(graph).__name__}, which may have parallel edges"
     elif loop := next(iter(nx.selfloop_edges(graph)), None):
         problem = f"a graph with a loop at node {loop[0]!r}"
     if problem:

@@ -167,13 +167,14 @@ def _not_edges(values: Float[np.ndarray, "rows columns"]) -> tuple[str, str]:
     if width == height and np.isin(values, (0, 1)).all():
         return "a matrix of 0 and 1", "topology.name: adjacency"
     if width == 3:
-        return "3 numbers per line, as if edges had weights", "delete the third; topology.weights sets those of mixing"
+        return (
+            "3 numbers per line, as if edges had weights",
+            "delete the third; topology.weights sets those of mixing",
+        )
     return f"{width} number{'s' * (width > 1)} per line", ""
 
 
-def _not_ranks(
-    values: Float[np.ndarray, "edges 2"], nodes: int, row: int
-) -> tuple[str, str, int]:
+def _not_ranks(values: Float[np.ndarray, "edges 2"], nodes: int, row: int) -> tuple[str, str, int]:
     """What is wrong with the ranks of a file if those of a row are not below ``nodes``, the cure, and the row."""
     low, high, distinct = int(values.min()), int(values.max()), len(np.unique(values))
     outside = next(int(rank) for rank in values[row].tolist() if not 0 <= rank < nodes)
@@ -193,7 +194,7 @@ _NEIGHBOURS = (
 
 
 def _are_neighbours(rows: Sequence[Sequence[float]], first: int = 0) -> bool:
-    """Whether the numbers of row i can be the neighbours of node ``first`` + i: whoever is in one's row has one in its own."""
+    """Whether the numbers of row i can be the neighbours of node ``first`` + i: whom a row has, has it too."""
     lists = [{number - first for number in row} for row in rows]
     size = range(len(lists))
     return all(
@@ -225,9 +226,17 @@ def _explained(rows: Sequence[Sequence[str]]) -> tuple[str, str, int]:
         cure = "networkx.write_edgelist(graph, path, data=False)"
         return "attributes after the ranks, as networkx writes them", cure, bad
     if word.startswith(("%", "//")):
-        return f"{word[:_MANY]!r} starts no comment here", "# does; KONECT's and Matrix Market's ranks count from 1", bad
+        return (
+            f"{word[:_MANY]!r} starts no comment here",
+            "# does; KONECT's and Matrix Market's ranks count from 1",
+            bad,
+        )
     if separator := re.search("[;|]", word):
-        return f"{word[:_MANY]!r}: values separated by {separator[0]!r}", "separate them by spaces or commas", bad
+        return (
+            f"{word[:_MANY]!r}: values separated by {separator[0]!r}",
+            "separate them by spaces or commas",
+            bad,
+        )
     if len(rows) > 1 and not any(map(any, wrong[1:])):
         return "a header", "delete the line, or begin it with #", bad
     if len(rows) > 2 and all(row[0] and not any(row[1:]) and len(row) == len(rows) for row in wrong[1:]):
@@ -235,7 +244,11 @@ def _explained(rows: Sequence[Sequence[str]]) -> tuple[str, str, int]:
     return f"{word[:_MANY]!r} is not a number", "ranks in place of names; docs/experiments.md shows how", bad
 
 
-_NAMED = ("names of rows and columns, as pandas writes them", "DataFrame.to_csv(path, header=False, index=False)", 0)
+_NAMED = (
+    "names of rows and columns, as pandas writes them",
+    "DataFrame.to_csv(path, header=False, index=False)",
+    0,
+)
 
 
 def _uneven(rows: Sequence[Sequence[float]]) -> tuple[str, str, int]:

@@ -7,7 +7,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import networkx as nx
