@@ -110,10 +110,16 @@ def place(error: BaseException) -> str:
 
 
 def running(frame: FrameType | None) -> str:
-    """The line of the user's own code that a stack of calls has reached, as in :func:`place`; empty if there is none."""
-    while frame is not None and not _is_own(frame.f_code.co_filename):
+    """The line of the user's own code that gossamer has called and a stack of calls has reached, as in :func:`place`; empty
+    if there is none."""
+    own: FrameType | None = None
+    while frame is not None:
+        if own is None and _is_own(frame.f_code.co_filename):
+            own = frame
+        elif own is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            return f" ({Path(own.f_code.co_filename).name}, line {own.f_lineno})"
         frame = frame.f_back
-    return "" if frame is None else f" ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
+    return ""
 
 
 def begin_at_own_line(error: BaseException) -> None:
@@ -147,6 +153,7 @@ def is_own(error: BaseException) -> bool:
     return bool(frames) and _is_own(frames[-1].filename)
 
 
+_PACKAGE = str(Path(__file__).parent) + os.sep
 _NOT_OWN = tuple(
     folder + os.sep
     for folder in {
