@@ -94,9 +94,9 @@ def test_the_first_ctrl_c_answers_an_algorithm_that_never_yields(
 ) -> None:
     body = (
         "async for r in node.rounds():\n"
-        "    signal.raise_signal(signal.SIGINT)\n"
-        "    for _ in range(3):\n"
-        "        pass"
+        "    if node.rank == 0 and r == 0:\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    await node.train()"
     )
     name = own(tmp_path, monkeypatch, "never_yields", body)
     experiment = Experiment(algorithm=name, stop={"rounds": 9}, **FIELDS)
@@ -106,7 +106,7 @@ def test_the_first_ctrl_c_answers_an_algorithm_that_never_yields(
     [answer] = [text for text in heard.texts if text.startswith("Ctrl-C")]
     assert (
         answer
-        == "Ctrl-C: the run ends and keeps its record; once more ends it at once (never_yields.py, line 6)"
+        == "Ctrl-C: the run ends and keeps its record; once more ends it at once (never_yields.py, line 7)"
     )
     assert (
         done.summary["to continue"] == "impossible without checkpoints (checkpoint.every_rounds saves some)"

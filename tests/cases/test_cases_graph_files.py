@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import networkx as nx
+import numpy as np
 import pytest
 
 from command_line import Cli
@@ -48,7 +49,7 @@ EDGES = [
     ("", ": no numbers", "two ranks per line"),
     ("0 1\n1 0.5\n", ", line 2: 0.5 is not a rank", "two ranks per line"),
     ("0 1\n1 nan\n", ", line 2: 'nan' is not finite", "finite"),
-    ("0 1\n1 2\n2 3 4\n", ", line 3: 3 numbers, after lines of 2", "as many"),
+    ("0 1\n1 2\n2 3 4\n", ", line 3: 3 numbers, and 2 in most lines", "as many"),
     (b"\x93NUMPY\x01\x00", ": an array of NumPy", "numpy.savetxt"),
     ("4 3\n2\n1 3\n2 4\n3\n", ", line 1: the neighbours of each node, from 1, as in METIS files", "a line for each edge"),
 ]  # fmt: skip
@@ -80,7 +81,7 @@ CASES = [
 def graph_of(kind: str, path: Path, nodes: int) -> Graph:
     topology = build("topology", {"name": kind, "path": str(path)})
     assert isinstance(topology, Topology)
-    return topology.draw(nodes, None, 0)  # type: ignore[arg-type]
+    return topology.draw(nodes, np.random.default_rng(1), 0)
 
 
 @pytest.mark.parametrize(("kind", "text", "problem", "cure"), CASES)

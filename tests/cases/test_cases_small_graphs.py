@@ -26,9 +26,7 @@ SMALL = {
 GRAPHS = {
     "one node": (1, "", {}),
     "a hermit": (4, "0 1\n1 2\n", {}),
-    "directed": (4, "0 1\n1 2\n2 3\n3 0\n2 0\n", {"directed": True}),
     "a source and a sink": (4, "0 1\n1 2\n2 1\n2 3\n", {"directed": True}),
-    "a pair of pairs": (4, "0 1\n2 3\n", {}),
 }
 
 
@@ -83,9 +81,9 @@ def test_documented_examples_run_on_any_graph(examples: Path, tmp_path: Path, na
         ("sgp", "a source and a sink", "topology: edge-list, where node 0 sends to node 1, which can't reach it, for sgp"),
         ("epidemic-local", "one node", "nodes: 1 for epidemic-local; accepted: at least 2"),
         ("epidemic-oracle", "one node", "nodes: 1 for epidemic-oracle; accepted: at least 2"),
-        ("ad-psgd", "directed", "topology: a directed graph for ad-psgd; accepted: an undirected one"),
-        ("powergossip", "directed", "undirected"),
-        ({"name": "relay-sum", "tree": "topology"}, "directed", "tree"),
+        ("ad-psgd", "a source and a sink", "topology: a directed graph for ad-psgd; accepted: an undirected one"),
+        ("powergossip", "a source and a sink", "undirected"),
+        ({"name": "relay-sum", "tree": "topology"}, "a source and a sink", "tree"),
         ("d2", "a source and a sink", "topology.weights: "),
         ("gradient-tracking", "a source and a sink", "topology.weights: not doubly stochastic"),
     ],

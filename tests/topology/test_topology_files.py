@@ -89,7 +89,7 @@ def test_adjacency_matrix_gives_its_graph(
     [
         ("0 1 0\n1 0 2\n0 1 0\n", ", line 2: 2 in column 3"),
         ("0 1 0\n1 1 1\n0 1 0\n", ", line 2: a loop at node 1"),
-        ("0 1 0\n1 0\n", ", line 2: 2 numbers, after lines of 3"),
+        ("0 1 0\n1 0\n", ", line 2: 2 numbers, and 3 in most lines"),
         ("0 1 0\n1 0 1\n", ": 2 lines of 3 numbers"),
         ("", ": no numbers"),
         ("0 one 0\n", ", line 1: 'one' is not a number"),

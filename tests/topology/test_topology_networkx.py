@@ -25,7 +25,7 @@ def test_barabasi_albert_links_each_rank_to_m_lower_ones(m: int) -> None:
     graph = draw(BarabasiAlbert(m=m), 30)
     assert [sum(j < i for j in graph.neighbors(i)) for i in range(m + 1, 30)] == [m] * (29 - m)
     assert graph.connected
-    with pytest.raises(BadInput, match=r"topology: .*m < n"):
+    with pytest.raises(BadInput, match=r"topology.m: 5 for 5 nodes; accepted: a number from 1, below 5"):
         TopologySchedule(BarabasiAlbert(m=5), 5, 1).check()
 
 
@@ -111,7 +111,7 @@ def test_generators_give_the_graphs_of_networkx(name: str, parameters: dict[str,
         (
             {"generator": "graph_atlas_g"},
             8,
-            "graph_atlas_g: got list; accepted: a graph without parallel edges",
+            "graph_atlas_g: a list; accepted: a graph without parallel edges",
         ),
         (
             {"generator": "ego_graph", "parameters": {"G": "x", "n": 1}},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -266,11 +267,12 @@ def _uneven(rows: Sequence[Sequence[float]]) -> tuple[str, str, int]:
         return "the neighbours of each node, from 1, as in METIS files", _NEIGHBOURS[1], 0
     if widths[1:] == [len(first) + 1] * len(rest) and list(first) == [row[0] for row in rest]:
         return _NAMED
-    if len({row[0] for row in rows}) == len(rows):
+    [(usual, times)] = Counter(widths).most_common(1)
+    if len({row[0] for row in rows}) == len(rows) and times < len(rows) - 1:
         problem = "a node and its neighbours per line, as in networkx's adjacency lists"
         return problem, "networkx.read_adjlist reads it; docs/experiments.md shows how to write its edges", 0
-    odd = next(k for k, width in enumerate(widths) if width != widths[0])
-    return f"{widths[odd]} numbers, after lines of {widths[0]}", "as many in each line", odd
+    odd = next(k for k, width in enumerate(widths) if width != usual)
+    return f"{widths[odd]} numbers, and {usual} in most lines", "as many in each line", odd
 
 
 def _is_number(word: str) -> bool:
