@@ -18,6 +18,8 @@ from gossamer.results.observer import Observer
 from gossamer.results.trackers import WandB
 from gossamer.runtime.recording import UNCOUNTED
 from gossamer.runtime.simulate import simulation
+from gossamer.sweep.display import SweepLines
+from gossamer.sweep.execute import Counts
 
 ROOT = Path(__file__).parents[2]
 FIELDS: dict[str, Any] = {
@@ -200,12 +202,18 @@ SWEEP: Mapping[str, Any] = {
 }
 
 
-def test_a_sweep_says_what_it_does_before_the_first_result(cli: Cli, tmp_path: Path) -> None:
+def test_a_dry_run_says_what_it_does(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(dict(SWEEP)))
     code, _, err = cli("sweep", "sweep.yaml", "--dry-run")
     assert (code, err) == (0, "each cell without a finished run is tried for some seconds\n")
-    code, _, err = cli("sweep", "sweep.yaml", "--jobs", "1")
-    assert (code, err.splitlines()[0]) == (0, "1 of 1 runs to do; a line follows for each that ends")
-    code, _, err = cli("sweep", "sweep.yaml")
-    assert (code, err) == (0, "")
     assert cli("sweep", "sweep.yaml", "--dry-run", "--quiet")[2] == ""
+
+
+def test_a_sweep_whose_first_run_takes_a_while_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = SweepLines()
+    for _ in range(2):
+        lines.update(Counts(5, skipped=1, running=2))
+    assert capsys.readouterr().err == "4 of 5 runs to do; a line follows for each that ends\n"
+    quick = SweepLines()
+    quick.update(Counts(5, done=1))
+    assert capsys.readouterr().err == ""

@@ -58,7 +58,7 @@ class SweepObserver:
     """Base class of observers of a sweep. It shows nothing."""
 
     def say(self, text: str) -> None:
-        """Show a sentence about the runs; called before they start."""
+        """Show a sentence about the runs that were finished before; called before the others start."""
 
     def update(self, counts: Counts) -> None:
         """Show the progress; called several times a second."""
@@ -137,8 +137,6 @@ def run_sweep(
         notes = found.notes()
         for text in notes:
             observer.say(text)
-        if todo:
-            observer.say(f"{len(todo)} of {len(chosen)} runs to do; a line follows for each that ends")
         sweep_run = _SweepRun(sweep, before, counts, observer)
         if todo:
             with _executor(executor, min(jobs or 1, len(todo))) as workers:
