@@ -123,8 +123,7 @@ def asynchronous(only: str) -> Iterator[Row]:
     task, nodes, rounds = synthetic("mlp", 1, 28, 25600), 256, 30
     compute = {"name": "log-normal", "median_seconds": 0.01, "sigma": 0.3}
     unsynchronized = experiment(task, nodes, 16, rounds, algorithm={"name": "stubs:Push"}, compute=compute)
-    # Also node by node, since a cohort needs a barrier.
-    synchronous = experiment(task, nodes, 16, rounds, engine={"cohort": False})
+    synchronous = experiment(task, nodes, 16, rounds)
     yield against(name, nodes * rounds, lambda: seconds_of(unsynchronized), lambda: seconds_of(synchronous))
 
 
@@ -259,16 +258,14 @@ def evaluation(only: str) -> Iterator[Row]:
 def overhead(only: str) -> Iterator[Row]:
     """Wall time of a node-round without computation: events, messages and mixing of tiny vectors."""
     nodes, rounds = 1000, 20
-    for mode, cohort in (("node by node", False), ("as a cohort", True)):
-        name = f"engine alone, 1000 nodes, five messages each, {mode}"
-        if only not in name:
-            continue
-        settings = no_compute(nodes, rounds, cohort=cohort)
-        seconds = [seconds_of(settings) for _ in range(REPEATS)]
-        yield {
-            "row": name,
-            "microseconds_per_node_round": statistics.median(seconds) / (nodes * rounds) * 1e6,
-        }
+    name = f"engine alone, {nodes} nodes, five messages each"
+    if only not in name:
+        return
+    seconds = [seconds_of(no_compute(nodes, rounds)) for _ in range(REPEATS)]
+    yield {
+        "row": name,
+        "microseconds_per_node_round": statistics.median(seconds) / (nodes * rounds) * 1e6,
+    }
 
 
 def two_cores(only: str) -> Iterator[Row]:

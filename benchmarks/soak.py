@@ -1,6 +1,10 @@
-"""A long run of many processes that come and go, to find out whether memory or descriptors grow with time.
+"""Long runs, to find out whether memory or descriptors grow with time.
 
     python benchmarks/soak.py [--nodes N] [--minutes M] [--every-s S] [--json FILE]
+    python benchmarks/soak.py --rounds N [--nodes N] [--only WORD] [--json FILE] [--figure FILE]
+
+The first command runs many processes that come and go; the second one simulates N rounds of each kind of experiment, each
+in a process of its own, and draws its memory over the rounds (``simulated.py``). Of the first one:
 
 Gossip learning over a peer sampler (cyclon), on digits, a round every two seconds; each node crashes every
 three minutes on average, and comes back ten seconds later, from its initial model. Every ``--every-s``
@@ -32,6 +36,7 @@ import psutil
 from gossamer import Experiment, Run, run
 from gossamer.runtime.memory import private_bytes
 from machine import describe
+from simulated import measure
 
 MIB = 2**20
 SETTLED_S = 60.0
@@ -157,16 +162,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--nodes", type=int, default=64)
+    parser.add_argument("--nodes", type=int, help="default: 64, or 16 with --rounds")
+    parser.add_argument("--rounds", type=int, help="simulate so many rounds of each kind of experiment")
+    parser.add_argument("--only", default="", help="with --rounds: kinds whose name has this word")
+    parser.add_argument("--figure", type=Path, help="with --rounds: draw memory over rounds into this file")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every-s", type=float, default=30.0)
     parser.add_argument("--json", type=Path, help="write all samples into this file")
     arguments = parser.parse_args()
+    if arguments.rounds is not None:
+        measure(arguments.rounds, arguments.nodes or 16, arguments.only, arguments.json, arguments.figure)
+        return
     sampler = Sampler(arguments.every_s)
     with tempfile.TemporaryDirectory() as folder:
         sampler.start()
         try:
-            result = run(experiment(arguments.nodes, arguments.minutes), Path(folder))
+            result = run(experiment(arguments.nodes or 64, arguments.minutes), Path(folder))
         finally:
             sampler.end()
         summary = _summary(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
@@ -15,8 +15,6 @@ from gossamer.tasks import accuracy, model_factory
 class Talk(Algorithm):
     """Every round: sleep for a virtual step, send to five neighbours, gather, mix."""
 
-    runs_as_cohort: ClassVar[bool] = True
-
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.sleep(0.01)
@@ -25,7 +23,7 @@ class Talk(Algorithm):
             await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
 
 
-def no_compute(nodes: int, rounds: int, *, cohort: bool = True) -> Experiment:
+def no_compute(nodes: int, rounds: int) -> Experiment:
     """Five messages per node and round on a random 5-regular graph, with vectors of ten values."""
     return Experiment.of(
         {
@@ -36,7 +34,6 @@ def no_compute(nodes: int, rounds: int, *, cohort: bool = True) -> Experiment:
             "algorithm": {"name": "stubs:Talk"},
             "evaluation": {"every_rounds": None},
             "stop": {"rounds": rounds},
-            "engine": {"cohort": cohort},
         }
     )
 

@@ -64,8 +64,7 @@ def experiment(script: Script, nodes: int = 2, *, limit: int = 2**40, **fields: 
         "compute": {"name": "constant", "seconds_per_step": 1.0},
         "evaluation": {"every_rounds": None},
         "stop": {"rounds": 1},
-        # Return values are kept per node, so the script must run for each node.
-        "engine": {"name": "simulate", "trainer": "sequential", "cohort": False},
+        "engine": {"name": "simulate", "trainer": "sequential"},
     }
     algorithm = Scripted(script=len(_scripts) - 1, limit=limit)
     return Experiment.of({**defaults, "algorithm": algorithm, **fields})

@@ -340,7 +340,6 @@ def _finish(folder: RunFolder, experiment: Experiment, outcome: Outcome) -> RunF
         totals=outcome.totals,
         profile=outcome.profile,
         peak_vectors=outcome.peak_vectors,
-        cohort=outcome.cohort,
         private_bytes=outcome.private_bytes,
     )
     return outcome.failure or (None if unwritten is None else RunFailed(unwritten))

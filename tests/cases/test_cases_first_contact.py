@@ -157,7 +157,7 @@ def test_no_line_about_rounds_for_an_algorithm_that_counts_them(
 ) -> None:
     monkeypatch.setattr(simulation, "UNCOUNTED_S", 0.0)
     monkeypatch.setattr(simulation, "PROGRESS_S", 0.0)
-    for algorithm in ("d-psgd", "gossip-learning"):  # together as a cohort, and each node by itself
+    for algorithm in ("d-psgd", "gossip-learning"):
         heard = Heard()
         run(Experiment(algorithm=algorithm, stop={"rounds": 3}, **FIELDS), tmp_path, observer=heard)
         assert UNCOUNTED not in heard.texts

@@ -456,10 +456,16 @@ def test_model_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -> None:
     assert [call for call in _calls[number] if call[1] == 0] == [("encode", 0, 0)] * 3
 
 
-def test_bare_parameters_are_refused_with_a_codec(tmp_path: Path) -> None:
+def test_bare_vectors_as_long_as_a_model_are_refused_with_a_codec(tmp_path: Path) -> None:
     async def script(node: Node) -> None:
         with pytest.raises(ValueError, match=r"node\.parameters is sent.*accepted with a codec: node\.model"):
             node.broadcast(node.peers(), node.parameters, "m")
+        own = node.parameters + 1
+        with pytest.raises(
+            ValueError, match=rf"a vector of {len(own)} values is sent.*accepted.*Model\(vector\)"
+        ):
+            node.broadcast(node.peers(), {"momentum": own}, "m")
+        node.broadcast(node.peers(), [own[:-1], own.long()], "n")
         node.broadcast(node.peers(), node.parameters, "m", exact=True)
 
     play(tmp_path, script, 2, codec="float16")

@@ -277,6 +277,12 @@ def test_seventeenth_stream_is_refused(tmp_path: Path) -> None:
         play(tmp_path, algorithm={**algorithm, "streams": 17}, **changes)
 
 
+@pytest.mark.parametrize("codec", ["float16", {"name": "quantize", "bits": 8}])
+def test_any_number_of_streams_is_sent_by_codecs_without_memory_of_them(tmp_path: Path, codec: Any) -> None:
+    algorithm = {"name": f"{__name__}:ManyStreams", "streams": 20}
+    play(tmp_path, algorithm=algorithm, codec=codec, stop={"rounds": 2})
+
+
 def test_vectors_of_several_streams_get_different_noise() -> None:
     sender, _ = coder(Quantize(bits=4))
     one, other = (

@@ -35,7 +35,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"engine": {"trainr": "auto"}},
-        "engine.trainr: unknown field (did you mean 'trainer'?); accepted: cohort, ",
+        "engine.trainr: unknown field (did you mean 'trainer'?); accepted: cuda_graphs, ",
     ),
     ({"algorithm": "d-pgsd"}, "algorithm: unknown name 'd-pgsd' (did you mean 'd-psgd'?); accepted: "),
     (

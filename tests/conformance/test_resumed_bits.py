@@ -373,6 +373,9 @@ def test_value_dependent_run_is_computed_again(tmp_path: Path) -> None:
     resumed = gossamer.resume(stopped.path, observer=listener)
     assert listener.computed_again
     assert_same(resumed, whole)
+    [again, resumed_at] = resumed.events.filter(event="resumed")["detail"]  # in the order of their times
+    assert again.startswith("the run is computed again from its start: node ")
+    assert resumed_at.startswith("from checkpoint ")
 
 
 class Remembers(gossamer.Algorithm):

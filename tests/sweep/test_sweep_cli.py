@@ -38,7 +38,9 @@ def files(tmp_path: Path) -> None:
 def test_sweep_prints_a_line_per_run_and_a_row_per_cell(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("sweep", "sweep.yaml", *HERE)
     assert code == 0
-    ended = [line for line in err.splitlines() if " runs to do; " not in line]  # said if the first takes a while
+    ended = [
+        line for line in err.splitlines() if " runs to do; " not in line
+    ]  # said if the first takes a while
     assert [line.split("  ")[:2] for line in ended] == [
         ["1/4", "slow, seed 1: done"],
         ["2/4", "slow, seed 2: done"],

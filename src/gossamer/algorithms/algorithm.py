@@ -36,9 +36,7 @@ class Algorithm(Component):
             :class:`~gossamer.Model`. Not the default.
         needs_every_message: whether one missing message would spoil all later rounds, as it does for nodes that keep
             copies of each other's state. If so, no message may be lost, ``gather`` has to wait for all of
-            them, and no node may crash, leave, join or come back while it runs. Not the default.
-        runs_as_cohort: whether one call of :meth:`run` may act for all nodes of a simulation (docs/design.md), which
-            requires that it acts only through its node. Not the default, and not inherited: each class declares it."""
+            them, and no node may crash, leave, join or come back while it runs. Not the default."""
 
     gathers: ClassVar[bool] = True
     tolerates_sampling: ClassVar[bool] = False
@@ -46,7 +44,6 @@ class Algorithm(Component):
     sums_suffice: ClassVar[bool] = False
     sends_differences: ClassVar[bool] = False
     needs_every_message: ClassVar[bool] = False
-    runs_as_cohort: ClassVar[bool] = False
     _state_goes_to: ClassVar[str] = "local variables of run(), or node.state, which checkpoints keep"
 
     @abstractmethod

@@ -48,7 +48,6 @@ class D2(Algorithm):
     Args:
         exact_diffusion: mix with (W + I) / 2, which fits every W (Yuan et al., "Exact Diffusion", 2019)."""
 
-    runs_as_cohort: ClassVar[bool] = True
     exact_diffusion: bool = False
 
     def mixing(self) -> Mixing:
@@ -142,7 +141,6 @@ class GradientTracking(Algorithm):
     Args:
         variant: "dsgt" mixes the models after the step, "diging" those before it."""
 
-    runs_as_cohort: ClassVar[bool] = True
     variant: Literal["dsgt", "diging"] = "dsgt"
 
     def ends_with_steps(self) -> bool:
@@ -167,7 +165,7 @@ class GradientTracking(Algorithm):
             receivers, senders = await node.neighbors(r, "out"), await node.neighbors(r, "in")
             weights = node.mixing_weights(r)
             node.broadcast(receivers, node.model, tag=("model", r))
-            node.broadcast(receivers, direction, tag=("direction", r))
+            node.broadcast(receivers, direction, tag=("direction", r), exact=True)
             await node.mix(await node.gather(senders, tag=("model", r)), weights)
             if self.variant == "diging":
                 node.parameters = node.parameters + direction

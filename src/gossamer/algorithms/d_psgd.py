@@ -27,7 +27,6 @@ class DPSGD(Algorithm):
         overlap: mix the models from before the steps while the steps are computed. With several steps, their
             total displacement replaces the single step. Batch-norm buffers are not mixed in this form."""
 
-    runs_as_cohort: ClassVar[bool] = True
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
     local_steps: LocalSteps = 1

@@ -65,8 +65,6 @@ class Epidemic(Algorithm):
 class EpidemicOracle(Epidemic):
     """EL-Oracle (de Vos et al., 2023): a fresh undirected s-regular graph over all nodes each round."""
 
-    runs_as_cohort: ClassVar[bool] = True
-
     def mixing(self) -> Mixing:
         return Mixing(graph="a new random regular graph in every round", weights=_PLAIN_MEAN, links=None)
 

@@ -26,7 +26,6 @@ class Local(Algorithm):
     Args:
         local_steps: mini-batch steps a round."""
 
-    runs_as_cohort: ClassVar[bool] = True
     local_steps: LocalSteps = 1
 
     def mixing(self) -> Mixing:

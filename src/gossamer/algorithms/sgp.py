@@ -50,7 +50,6 @@ class SGP(Algorithm):
             round in which it arrives, and a node waits for the messages of one exchange at the next. The k-th exchange uses
             the graph of round k. 0: exchange and wait in every round."""
 
-    runs_as_cohort: ClassVar[bool] = True
     needs_every_message: ClassVar[bool] = True
     local_steps: LocalSteps = 1
     overlap: int = Field(default=0, ge=0)

@@ -294,8 +294,6 @@ def _profile(done: Run) -> list[tuple[str, str]]:
         (name, f"{seconds:.2f} s ({100 * seconds / max(wall_s, 1e-9):.0f} %)")
         for name, seconds in sorted(parts.items(), key=lambda part: -part[1])
     ]
-    if (cohort := done.figures.get("cohort")) is not None:
-        lines.append(("nodes computed", "together, as a cohort" if cohort else "individually"))
     if (vectors := done.figures.get("peak_vectors")) is not None:
         lines.append(("vectors at the peak", f"{vectors} ({vectors / done.nodes:.1f} per node)"))
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

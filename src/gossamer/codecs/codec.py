@@ -310,6 +310,8 @@ class Coder:
             self._rename_memory(name)
         first = next(iter(streams), name)
         if name not in streams and len(streams) == MAX_STREAMS:
+            if not self._remembers_streams():
+                return name
             raise ValueError(
                 f"node {node.rank} sends models in more than {MAX_STREAMS} streams, the next one as {name}; accepted with a"
                 " codec: fewer places and tags (numbers in a tag do not count), or exact=True"
@@ -317,6 +319,11 @@ class Coder:
         keeps = self._reads_own and name != first and vector is not node.parameters
         streams[name] = node.store(vector) if keeps else None
         return "" if name == first else name
+
+    def _remembers_streams(self) -> bool:
+        """Whether a codec keeps something for each stream."""
+        once = {part.name_of() for part in self._codec.parts() if not part.per_stream}
+        return self._reads_own or bool(self.node.state[STATE].keys() - {STREAMS, *once})
 
     def _rename_memory(self, first: str) -> None:
         """Make the memory of decoding in the stream that has become the first one a part of the first memory."""
@@ -342,7 +349,7 @@ class Coder:
 
     def encode(self, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
         """A payload with its models encoded. A model that is sent again in the same round is not encoded
-        again. ValueError for the node's bare parameters, which were probably meant to be a model."""
+        again. ValueError for a bare vector as long as a model, which was probably meant to be encoded."""
         return self._encoded(payload, "" if self._pieces else _named(tag))
 
     def _encoded(self, payload: Payload, name: str) -> Payload:
@@ -352,9 +359,16 @@ class Coder:
             return {key: self._encoded(item, self._at(name, key)) for key, item in payload.items()}
         if isinstance(payload, list | tuple):
             return [self._encoded(item, self._at(name, place)) for place, item in enumerate(payload)]
-        if isinstance(payload, Tensor) and payload is self.node.parameters:
+        if (
+            isinstance(payload, Tensor)
+            and payload.shape == self.node.parameters.shape
+            and payload.is_floating_point()
+        ):
+            what = (
+                "node.parameters" if payload is self.node.parameters else f"a vector of {len(payload)} values"
+            )
             raise ValueError(
-                "node.parameters is sent, which no codec encodes; accepted with a codec: node.model, or exact=True"
+                f"{what} is sent, which no codec encodes; accepted with a codec: node.model, Model(vector), or exact=True"
             )
         return payload
 

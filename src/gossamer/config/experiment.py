@@ -223,7 +223,16 @@ class Simulate(Section):
         str, Field(pattern=r"^(cpu|cuda(:\d+)?)$"), accepting("cpu, cuda, or cuda:N for device N")
     ] = "cpu"
     cuda_graphs: bool = Field(default=True, strict=True)
-    cohort: bool = Field(default=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_cohort(cls, data: Any) -> Any:
+        """Files of older versions may have ``cohort``, which said how nodes are computed and changed no result."""
+        return (
+            {name: value for name, value in data.items() if name != "cohort"}
+            if isinstance(data, dict)
+            else data
+        )
 
     @model_validator(mode="after")
     def _check_workers(self) -> Simulate:

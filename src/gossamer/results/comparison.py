@@ -724,7 +724,13 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
             "The time grid is coarser than the rounds:"
             f" {least if least == most else f'{least} to {most}'} % of the rounds are on record."
         )
-    if any("bytes" in re.split("[ =]", measure.name) for measure in measures):
+    axes = {axis for measure in measures for axis in _AXES if axis in re.split("[ =]", measure.name)}
+    clocks = {run.virtual for group in groups for run in group.samples}
+    if "time_s" in axes and clocks:
+        virtual, wall = "virtual, on the clock of the simulation", "on the wall clock"
+        yield f"Times are {' or '.join([virtual] * (True in clocks) + [wall] * (False in clocks))}."
+    if "bytes" in axes:
+        yield "Bytes sent are those of all nodes together."
         partial = [group.label for group in groups if not all(map(_counts_bytes, group.samples))]
         if partial:
             of = "" if len(partial) == len(groups) else f" of {some(partial)}"

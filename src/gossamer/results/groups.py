@@ -21,7 +21,7 @@ from gossamer.results.tidy import FEWEST, complete_curve, student_t
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
     *("engine.trainer", "engine.workers", "engine.threads", "engine.device"),
-    *("engine.cohort", "engine.cuda_graphs"),
+    *("engine.cohort", "engine.cuda_graphs"),  # the first one in older records
 )
 """Fields that affect only the draws, the location of the data, additional output and the way of computing."""
 

@@ -305,8 +305,8 @@ class Run:
     def figures(self) -> dict[str, Any]:
         """The figures of ``status.json``, if recorded: ``totals``, the engine's counts of rounds, bytes and messages
         (:class:`~gossamer.results.schema.Totals`); ``profile``, the seconds spent in each part of a
-        simulation; ``peak_vectors``, the largest number of parameter vectors in it; ``cohort``, whether its nodes
-        were computed together; ``private_bytes`` of a node's process, mean and max."""
+        simulation; ``peak_vectors``, the largest number of parameter vectors in it; ``private_bytes`` of a node's
+        process, mean and max."""
         return read_status(self.path)
 
     @property

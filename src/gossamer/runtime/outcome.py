@@ -78,7 +78,6 @@ class Outcome:
     # Real seconds by part ("train", "mix", "evaluate", "record"); the rest of wall_s is event handling.
     profile: Mapping[str, float] = field(default_factory=dict)
     peak_vectors: int | None = None  # most parameter vectors that existed at once, if counted
-    cohort: bool | None = None  # whether a simulation computed its nodes together
     # Bytes that a node's process shared with no other at its end: "mean" and "max" over the nodes.
     private_bytes: Mapping[str, float] | None = None
 

@@ -364,7 +364,7 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
         "name": True,
         "checkpoint": True,
         "trackers": True,
-        "engine": {"workers", "cohort", "cuda_graphs"},
+        "engine": {"workers", "cuda_graphs"},
     }
     described = experiment.model_dump(mode="json", exclude=left_out)
     for section, field in _LATER_FIELDS:

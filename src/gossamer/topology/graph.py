@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import networkx as nx
 import numpy as np
 from jaxtyping import Int
 
 from gossamer.errors import BadInput
-from gossamer.per_node import PerNode, apply
 
 if TYPE_CHECKING:
     NetworkX = nx.Graph[int]
@@ -62,18 +61,9 @@ class Graph:
         graph.add_edges_from(self.edges())
         return graph
 
-    @overload
-    def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]: ...
-
-    @overload
-    def neighbors(self, rank: PerNode, direction: Direction = "both") -> PerNode: ...
-
-    def neighbors(self, rank: int | PerNode, direction: Direction = "both") -> tuple[int, ...] | PerNode:
+    def neighbors(self, rank: int, direction: Direction = "both") -> tuple[int, ...]:
         """The neighbours of a node, sorted: those it may send to (``"out"``), or receive from (``"in"``). On
         an undirected graph, all directions are the same. ValueError for ``"both"`` on a directed graph."""
-        if isinstance(rank, PerNode):  # in a cohort
-            neighbors: PerNode = apply(self.neighbors, rank, direction)
-            return neighbors
         if not 0 <= rank < self.nodes:
             raise ValueError(f"rank {rank}; accepted: 0 to {self.nodes - 1}")
         if direction == "in":

@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
-# The cache keeps at least CACHED_GRAPHS of the most recently used graphs, and more up to about CACHED_SIZE nodes and
-# neighbours in total, since the rounds of asynchronous nodes may be far apart.
-CACHED_GRAPHS, CACHED_SIZE = 16, 2_000_000
+# The rounds of asynchronous nodes may be far apart, and a cycle comes back to its graphs. So the cache keeps the graphs that
+# were used last: two for each node, and at least CYCLE, as long as they have at most CACHED_SIZE nodes and neighbours in
+# total or are no more than CACHED_GRAPHS. (A neighbour takes some 100 bytes.)
+CACHED_GRAPHS, CYCLE, CACHED_SIZE = 16, 64, 1_000_000
 
 
 class Topology(Component):
@@ -380,7 +381,8 @@ class TopologySchedule:
         drawn = self._cache.get(key)
         if drawn is None:
             drawn = self._cache[key] = _DrawnGraph(self._draw(round))
-            if len(self._cache) > max(CACHED_GRAPHS, CACHED_SIZE // (drawn.graph.nodes + drawn.graph.arcs)):
+            fitting = max(CACHED_GRAPHS, CACHED_SIZE // (drawn.graph.nodes + drawn.graph.arcs))
+            if len(self._cache) > min(fitting, max(CYCLE, 2 * self.nodes)):
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)
         self._last = round, drawn

@@ -114,10 +114,6 @@ class Compute:
         running = self._clock.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
-    def add_busy(self, rank: int, nanoseconds: int) -> None:
-        """Count the time of computations that ran elsewhere."""
-        self._busy_ns[rank] += nanoseconds
-
     def is_idle(self, rank: int) -> bool:
         """Whether no computation of a node runs or waits."""
         return not self._queues[rank]

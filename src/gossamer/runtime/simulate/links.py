@@ -426,11 +426,6 @@ class Links(ABC):
         last :meth:`settle`."""
         return self._traffic[rank]
 
-    def count(self, rank: int, traffic: Traffic) -> None:
-        """Add traffic of a node that did not pass through these links."""
-        self._traffic[rank].add(traffic)
-        self._sent.add(traffic.bytes_sent)
-
     def _include(self, rank: int, traffic: Traffic) -> None:
         """Add a node's bytes since the last call to the use of its links, at current rates."""
         for link, nbytes in ((rank, traffic.bytes_sent), (self._nodes + rank, traffic.bytes_received)):

@@ -47,13 +47,6 @@ class Mixer:
         self._requests.append((rank, step, read, future))
         return future
 
-    def sums(self, sums: Sequence[Sum]) -> list[Tensor]:
-        """Compute sums at once. Returns the rows with their results."""
-        rows = [self._rows.fresh() for _ in sums]
-        with self._profile.part("mix"):
-            mix_rows(sums, rows, self._workers)
-        return rows
-
     def settle_for(self, vector: Any) -> None:
         if id(vector) in self._unwritten:
             self.settle()

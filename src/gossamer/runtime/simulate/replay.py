@@ -7,8 +7,9 @@ the round at which it was saved, its vectors hold meaningless values. There they
 from there on the node computes. A message that was sent before its sender was saved, and arrives after its
 receiver was saved, gets its saved payload. Rows that are on record are not recorded again.
 
-This fails if model values decide what happens, as they do if a node sends only large changes. Then a node's
-state differs from the saved one (:class:`ReplayDiffers`), and the whole run is computed again."""
+This fails if model values decide what happens, as they do if a node sends only large changes, or if the user's code
+has been changed. Then a node's state differs from the saved one (:class:`ReplayDiffers`), and the whole run is computed
+again."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from gossamer.runtime.simulate.clock import to_ns
 
 
 class ReplayDiffers(GossamerError):
-    """The replay diverged from the record, because model values decide what happens."""
+    """The replay diverged from the record, because model values decide what happens, or because code has changed."""
 
 
 class Replay:
@@ -151,4 +152,6 @@ class Replay:
         self.over = True
 
     def _differs(self, rank: int) -> ReplayDiffers:
-        return ReplayDiffers(f"model values seem to decide what node {rank} does")
+        return ReplayDiffers(
+            f"node {rank} does other things than before: model values decide them, or its code has changed"
+        )

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -27,11 +26,10 @@ from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
-from gossamer.per_node import Divergence
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import read_metrics, read_setup
+from gossamer.results.recorder import NETWORK, read_metrics, read_setup
 from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
@@ -42,13 +40,11 @@ from gossamer.runtime.recording import (
     Profile,
     ended_early,
     extrapolated,
-    is_due,
     never_mixed,
 )
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, Order, VirtualLoop, to_ns
-from gossamer.runtime.simulate.cohort import Cohort, fits
 from gossamer.runtime.simulate.compute import Compute, Executor
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
@@ -84,18 +80,19 @@ class SimulateEngine:
             try:
                 return self._run(folder, observer, self._replay(folder, checkpoint))
             except ReplayDiffers as error:
-                observer.say(f"the run is computed again from its start: {error}")
+                text = f"the run is computed again from its start: {error}"
+            observer.say(text)
             _erase_record(folder)
-        try:
-            return self._run(folder, observer, None)
-        except Divergence:
-            observer.say(
-                "the run is computed again from its start, node by node: the nodes part ways in a later round"
-            )
-        _erase_record(folder)
-        experiment = self._setup.experiment
-        engine = experiment.engine.model_copy(update={"cohort": False})
-        self._setup = replace(self._setup, experiment=experiment.model_copy(update={"engine": engine}))
+            with folder.segment("events") as events:
+                events.append(
+                    {
+                        "time_s": 0.0,
+                        "wall_s": checkpoint.wall_s,
+                        "node": NETWORK,
+                        "event": "resumed",
+                        "detail": text,
+                    }
+                )
         return self._run(folder, observer, None)
 
     def _replay(self, folder: RunFolder, checkpoint: RunCheckpoint) -> Replay:
@@ -184,8 +181,7 @@ def _tuned(threads: int, nodes: int, device: str) -> Iterator[None]:
 
 class Simulation:
     """One run of all nodes of a setup in virtual time. With a ``replay`` it resumes from a checkpoint. The
-    folder receives the checkpoints and, if the run is resumed, holds its earlier record. Raises Divergence if
-    the nodes of a cohort part ways after their first round."""
+    folder receives the checkpoints and, if the run is resumed, holds its earlier record."""
 
     def __init__(
         self,
@@ -237,7 +233,6 @@ class Simulation:
         self._faults: FaultRunner | None = None
         self._checkpoints: SimCheckpoints | None = None
         self._rounds = 0
-        self._as_cohort = False  # whether the nodes are computed as a cohort
         self._ends_diverged = False
         self._reported = time.perf_counter()
         self._begun = math.inf  # when the nodes' protocols began
@@ -289,7 +284,6 @@ class Simulation:
             counted,
             context.profile.seconds,
             context.rows.peak,
-            self._as_cohort,
         )
 
     def _build(self) -> None:
@@ -317,14 +311,10 @@ class Simulation:
             graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
             clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
-        cohort = self._cohort()
-        self._as_cohort = cohort is not None
         self._recorder.begin()
-        if cohort is not None:
-            self._run_cohort(cohort)
         for node in self._present():
             self._save(node)
-            self._tasks.begin(node, _no_rounds if cohort else partial(experiment.algorithm.run, node.node))
+            self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
         self._begun = time.perf_counter()
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
@@ -441,43 +431,6 @@ class Simulation:
         seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
         return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
 
-    def _cohort(self) -> Cohort | None:
-        """The cohort of all nodes after its first round, which is not recorded yet; None if each node runs by
-        itself."""
-        if self._replay is not None or not fits(self._setup, self._context.links):
-            return None
-        cohort = Cohort(self._context, self.nodes)
-        with suppress(Divergence):
-            if cohort.advance():
-                return cohort
-        cohort.close()
-        return None
-
-    def _run_cohort(self, cohort: Cohort) -> None:
-        """Run the cohort to the end. Raises Divergence if its nodes part ways."""
-        self._recorder.flush()
-        try:
-            unfinished = True
-            while unfinished and not self._tasks.end.done():
-                self._clock.now_ns = cohort.now_ns
-                if is_due(self._setup, cohort.round):
-                    cohort.update()
-                    for rank, node in enumerate(self.nodes):
-                        node.shown.end_round()
-                        self._round_ended(rank)
-                    self._recorder.settle()
-                else:
-                    self._rounds += len(self.nodes)
-                    self._report_progress()
-                unfinished = cohort.advance()
-            self._clock.now_ns = cohort.now_ns
-            cohort.update()
-        except Divergence:
-            if not self._tasks.end.done():  # otherwise the user ends the run anyway
-                raise
-        finally:
-            cohort.close()
-
     def _round_ended(self, rank: int) -> None:
         node = self.nodes[rank]
         self._rounds += 1
@@ -522,7 +475,7 @@ class Simulation:
 
     def _uncounted(self) -> bool:
         """Whether no node counts rounds, which the user has not heard yet."""
-        counted = self._as_cohort or self._rounds > 0 or any(node.counts_rounds for node in self.nodes)
+        counted = self._rounds > 0 or any(node.counts_rounds for node in self.nodes)
         return not (counted or self._heard_uncounted)
 
     def _report_progress(self) -> None:
@@ -533,7 +486,3 @@ class Simulation:
         self._observer.progress(self._completed_rounds(), self._clock.now())
         if self._observer.stopping:
             self._tasks.finish("stopped")
-
-
-async def _no_rounds() -> None:
-    """The protocol of a node whose rounds its cohort has run."""
