@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
-from gossamer.errors import BadInput, RunFailed
+from gossamer.errors import BadInput, RunFailed, beginning_at_own_lines
 from gossamer.fingerprint import changed_code, changed_data, changed_versions, not_compared
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
@@ -66,7 +66,7 @@ def run(
     """
     check_not_importing("run")
     experiment = resolved(experiment)
-    with turns, _observing(experiment, observer) as watcher:
+    with beginning_at_own_lines(), turns, _observing(experiment, observer) as watcher:
         trackers = Trackers(experiment.trackers, watcher)
         with _engine(experiment, server, listen) as engine:
             folder = RunFolder.create(
@@ -109,7 +109,7 @@ def resume(
     for text in overrides:
         if not text.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {text}: accepted: stop and checkpoint, for a run that is resumed")
-    with turns, locked(folder.path):
+    with beginning_at_own_lines(), turns, locked(folder.path):
         experiment = _recorded_experiment(folder.path, overrides)
         with _observing(experiment, observer) as watcher:
             checkpoint = _resumable(folder, experiment, watcher)

@@ -7,8 +7,10 @@ import os
 import re
 import sysconfig
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 
 class GossamerError(Exception):
@@ -107,12 +109,51 @@ def place(error: BaseException) -> str:
     return f" ({Path(frame.filename).name}, line {frame.lineno})"
 
 
+def running(frame: FrameType | None) -> str:
+    """The line of the user's own code that gossamer has called and a stack of calls has reached, as in :func:`place`; empty
+    if there is none."""
+    own: FrameType | None = None
+    while frame is not None:
+        if own is None and _is_own(frame.f_code.co_filename):
+            own = frame
+        elif own is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            return f" ({Path(own.f_code.co_filename).name}, line {own.f_lineno})"
+        frame = frame.f_back
+    return ""
+
+
+def begin_at_own_line(error: BaseException) -> None:
+    """Make the traceback of an error, and of those from which it was raised, begin at the first line of the user's own code,
+    if there is one. Before it are only the frames of who calls this code, which say nothing about it."""
+    chained: BaseException | None = error
+    seen = set[int]()
+    while chained is not None and id(chained) not in seen:
+        seen.add(id(chained))
+        step = chained.__traceback__
+        while step is not None and not _is_own(step.tb_frame.f_code.co_filename):
+            step = step.tb_next
+        if step is not None:
+            chained.__traceback__ = step
+        chained = chained.__cause__ or chained.__context__
+
+
+@contextmanager
+def beginning_at_own_lines() -> Iterator[None]:
+    """Make the causes of an error begin at the user's own lines, as a notebook shows them."""
+    try:
+        yield
+    except GossamerError as error:
+        begin_at_own_line(error)
+        raise
+
+
 def is_own(error: BaseException) -> bool:
     """Whether the user's own code raised an error, rather than a library that it called."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and _is_own(frames[-1].filename)
 
 
+_PACKAGE = str(Path(__file__).parent) + os.sep
 _NOT_OWN = tuple(
     folder + os.sep
     for folder in {
@@ -120,10 +161,12 @@ _NOT_OWN = tuple(
         *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
     }
 )
+_PACKAGES = re.compile(r"[/\\](site|dist)-packages[/\\]")  # of any environment
+_CYTHON = (".pyx", ".pxd", ".pxi")  # its frames have the names of files in a library's source
 
 
 def _is_own(file: str) -> bool:
     """Whether a code file is the user's, rather than part of gossamer, Python or an installed library."""
     if file.startswith("<"):  # generated code, or code that is typed at a prompt
         return file.startswith(("<stdin", "<ipython", "<python-input"))
-    return not file.startswith(_NOT_OWN)
+    return not (file.startswith(_NOT_OWN) or file.endswith(_CYTHON) or _PACKAGES.search(file))

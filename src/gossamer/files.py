@@ -14,7 +14,9 @@ import re
 import stat
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from xml.etree.ElementTree import Element, TreeBuilder
+from xml.parsers import expat
 
 import msgspec
 import yaml
@@ -197,7 +199,54 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, MemoryError) as error:
-        raise BadInput(f"{path}: {error}; accepted: safetensors") from None
+        with path.open("rb") as file:
+            start = file.read(4)
+        accepted = "safetensors"
+        if not start:
+            problem = "an empty file"
+        elif start.startswith((b"PK\x03\x04", b"\x80")):  # a pickle, in a ZIP archive or by itself
+            problem = "a file of torch.save or of pickle, which could run code"
+            accepted += ", e.g. by safetensors.torch.save_file(model.state_dict(), path)"
+        elif start == b"\x89HDF":
+            problem = "HDF5"
+        else:
+            problem = f"damaged, or not safetensors ({error})"
+        raise BadInput(f"{path}: {problem}; accepted: {accepted}") from None
+
+
+class XML(NamedTuple):
+    """The root of an XML text, and the line of each element, from 1."""
+
+    root: Element
+    lines: dict[Element, int]
+
+
+def parse_xml(text: bytes, source: str) -> XML:
+    """The elements of an XML text from ``source``. A document type is refused, because its entities could expand to
+    anything."""
+    lines: dict[Element, int] = {}
+    tree, parser = TreeBuilder(), expat.ParserCreate()
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        lines[tree.start(tag, attributes)] = parser.CurrentLineNumber
+
+    def refuse(*_: object) -> None:
+        raise BadInput(
+            f"{source}, line {parser.CurrentLineNumber}: a document type; accepted: XML without one"
+        )
+
+    parser.StartElementHandler, parser.EndElementHandler = start, tree.end
+    parser.CharacterDataHandler, parser.StartDoctypeDeclHandler = tree.data, refuse
+    try:
+        parser.Parse(text, True)
+        return XML(tree.close(), lines)
+    except expat.ExpatError as error:
+        where = f", line {error.lineno}, column {error.offset + 1}"
+        raise BadInput(
+            f"{source}{where}: {expat.ErrorString(error.code)}; accepted: well-formed XML"
+        ) from None
+    except (LookupError, ValueError) as error:  # an unknown encoding
+        raise BadInput(f"{source}: {error}; accepted: XML in UTF-8") from None
 
 
 class _Loader(Composer, yaml.CSafeLoader):

@@ -24,7 +24,12 @@ WRITTEN = {"algorithm.py", "experiment.yaml", "experiment.schema.json", "test_al
 def test_demo_runs_quickstart(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("demo")
     assert (code, err.count("round 100 ")) == (0, 1)
-    page = Path(out.splitlines()[-1].split()[-1])
+    *_, report, following = out.splitlines()
+    assert (
+        following
+        == "next                 gossamer new my-study  (an algorithm of your own, an experiment and a test)"
+    )
+    page = Path(report.split()[-1])
     assert page.name == "report.html"
     assert (tmp_path / page).is_file()
     assert Experiment.load(page.parent / "experiment.yaml").name == "quickstart"
@@ -36,7 +41,7 @@ def test_new_study_runs_and_is_not_overwritten(
     code, out, _ = cli("new", "a study")
     assert code == 0
     assert out.endswith(
-        "\nnext:\n  cd 'a study'\n  gossamer run experiment.yaml\n  pytest      (after pip install pytest)\n"
+        "\nnext:\n  cd 'a study'\n  gossamer run experiment.yaml\n  python -m pytest      (after pip install pytest)\n"
     )
     study = tmp_path / "a study"
     assert {file.name for file in study.iterdir()} == WRITTEN

@@ -99,19 +99,19 @@ def test_smallest_file_is_accepted(tmp_path: Path) -> None:
     ("parts", "problem"),
     [
         ({"services": SERVICES + "<node/>"}, "<node>; accepted: <experiment> with bridge, "),
-        ({"services": SERVICES + "<service/>"}, "services.2.name: missing; a value is required"),
+        ({"services": SERVICES + "<service/>"}, "<service>.name: missing; a value is required"),
         (
             {"services": SERVICES + '<service name="a"/>'},
-            "a duplicate name; accepted: a name for each service and bridge",
+            "a second 'a', after line 3; accepted: a name for each service and bridge",
         ),
         (
             {"services": '<service name="a" replicas="2.5"/>'},
-            "services.0.replicas: got '2.5'; accepted: an integer",
+            "<service>.replicas: got '2.5'; accepted: an integer",
         ),
         ({"services": '<service name="a" share="true"/>'}, "share: got 'true'; accepted: 'false'"),
         (
             {"links": '<link origin="a" dest="b" latency="1"/>'},
-            "links.0.upload: missing; a value is required",
+            "<link>.upload: missing; a value is required",
         ),
         ({"links": LINKS.replace('"b"', '"c"')}, "'c'; accepted: a service or a bridge"),
         ({"links": LINKS.replace('"1"', '"-1"')}, "latency: got '-1'; accepted: greater than or equal to 0"),
@@ -126,7 +126,7 @@ def test_smallest_file_is_accepted(tmp_path: Path) -> None:
             {"links": LINKS.replace("/>", ' drop="1.5"/>')},
             "drop: got '1.5'; accepted: less than or equal to 1",
         ),
-        ({"links": LINKS.replace("/>", ' mtu="1500"/>')}, "links.0.mtu: unknown field; accepted: dest, "),
+        ({"links": LINKS.replace("/>", ' mtu="1500"/>')}, "<link>.mtu: unknown field; accepted: dest, "),
         ({"rest": "<routers/>"}, "<routers>; accepted: <experiment> with"),
         (
             {"rest": '<config shortest_path="widest"/>'},
@@ -138,17 +138,17 @@ def test_invalid_descriptions_are_refused(tmp_path: Path, parts: dict[str, str],
     text = GOOD.format(**{"services": SERVICES, "links": LINKS, "rest": "", **parts})
     with pytest.raises(BadInput, match=problem) as error:
         load(tmp_path, "\n\n" + text)
-    assert f"network.path: {tmp_path / 'bad.xml'}: " in str(error.value)
+    assert f"network.path: {tmp_path / 'bad.xml'}, line 3: " in str(error.value)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("<experiment><services>", "no element found: line 1, column .*; accepted: well-formed XML"),
-        ("", "no element found: line 1, column .*; accepted: well-formed XML"),
+        ("<experiment><services>", "line 1, column .*: no element found; accepted: well-formed XML"),
+        ("", "line 1, column .*: no element found; accepted: well-formed XML"),
         (b"\xff\xfe\x00", "accepted: well-formed XML"),
         ("<topology/>", "<topology>; accepted: <experiment>"),
-        ('<?xml version="1.0" encoding="bogus"?><experiment/>', "accepted: well-formed XML"),
+        ('<?xml version="1.0" encoding="bogus"?><experiment/>', "accepted: XML in UTF-8"),
         ("<experiment/>", "0 replicas for 2 nodes"),
         (
             '<!DOCTYPE x [<!ENTITY a "b">]><experiment boot="&a;"/>',

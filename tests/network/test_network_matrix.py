@@ -150,8 +150,8 @@ def test_published_latencies_are_read() -> None:
         (",a,b\na,0,-1\nb,1,0\n", "row 1, column 2 of the numbers"),
         ("a,b\n", "0 x 2 numbers; accepted: a square matrix"),
         ("a\n", "0 x 0 numbers; accepted: a square matrix"),
-        ("", "empty CSV; accepted: a CSV file"),
-        ("\xff", "invalid utf-8 sequence"),
+        ("", "empty; accepted: a CSV file"),
+        ("\xff", "latency.csv: not UTF-8; accepted: a CSV file"),
     ],
 )
 def test_invalid_files_are_refused(tmp_path: Path, text: str, problem: str) -> None:

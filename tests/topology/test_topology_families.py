@@ -191,10 +191,10 @@ def test_disconnected_graphs_are_drawn_again() -> None:
 @pytest.mark.parametrize(
     ("topology", "nodes", "message"),
     [
-        (Star(centre=4), 4, "topology: edge (4, 0) in a graph of 4 nodes; accepted: two different ranks"),
+        (Star(centre=4), 4, "topology.centre: 4 for 4 nodes; accepted: 0 to 3"),
         (Hypercube(), 12, "nodes: 12 for the topology hypercube; accepted: a power of two"),
-        (Torus(rows=5), 12, "topology: torus returns a graph of 10 nodes; accepted: 12, as in nodes"),
-        (BarabasiAlbert(m=4), 4, "m < n"),
+        (Torus(rows=5), 12, "topology.rows: 5 for 12 nodes; accepted: a divisor of 12"),
+        (BarabasiAlbert(m=4), 4, "topology.m: 4 for 4 nodes; accepted: a number from 1, below 4"),
     ],
 )
 def test_parameters_must_fit_the_number_of_nodes(topology: Topology, nodes: int, message: str) -> None:

@@ -38,10 +38,10 @@ def test_paths_are_relative_to_the_experiment_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("1 x", "could not convert string to float: 'x'; accepted: rows of numbers of one length"),
-        ("1 3", "edge (1, 3) in a graph of 3 nodes; accepted: two different ranks from 0 to 2"),
-        ("2 2", "edge (2, 2) in a graph of 3 nodes; accepted: two different ranks from 0 to 2"),
-        ("1 0.5", "2 numbers per line; accepted: two ranks per line"),
+        ("1 x", "'x' is not a number"),
+        ("1 3", "node 3 in a graph of 3 nodes"),
+        ("2 2", "a loop at 2"),
+        ("1 0.5", "0.5 is not a rank"),
     ],
 )
 def test_invalid_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
@@ -49,7 +49,7 @@ def test_invalid_line_is_named(tmp_path: Path, line: str, problem: str) -> None:
     path.write_text(f"# graph\n0 1\n{line}\n")
     with pytest.raises(BadInput) as raised:
         draw(EdgeList(path=path), 3)
-    assert str(raised.value) == f"topology.path: {path.resolve()}: {problem}"
+    assert str(raised.value).startswith(f"topology.path: {path.resolve()}, line 3: {problem}")
 
 
 @pytest.mark.parametrize("text", ["0 1 2\n0 1 2\n", "0 1 2\n1 2\n"])
@@ -65,7 +65,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, family: type[EdgeList] | t
     with pytest.raises(BadInput, match=r"topology.path: .*nowhere.txt: .*No such file or directory"):
         draw(family(path=tmp_path / "nowhere.txt"), 3)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match=r"binary: .*utf-8"):
+    with pytest.raises(BadInput, match=r"binary: UTF-16; accepted: .*save it as UTF-8"):
         draw(family(path=tmp_path / "binary"), 3)
 
 
@@ -87,13 +87,13 @@ def test_adjacency_matrix_gives_its_graph(
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0 1 0\n1 0 2\n0 1 0\n", "accepted: 0 or 1, and 0 on the diagonal"),
-        ("0 1 0\n1 1 1\n0 1 0\n", "accepted: 0 or 1, and 0 on the diagonal"),
-        ("0 1 0\n1 0\n", "; accepted: rows of numbers of one length"),
-        ("0 1 0\n1 0 1\n", ": 2 x 3 numbers; accepted: a square matrix"),
-        ("", ": 1 x 0 numbers; accepted: a square matrix"),
-        ("0 one 0\n", ": could not convert string to float: 'one'; accepted: rows of numbers of one length"),
-        ("0 1\n1 nan\n", ": numbers that are not finite; accepted: finite numbers"),
+        ("0 1 0\n1 0 2\n0 1 0\n", ", line 2: 2 in column 3"),
+        ("0 1 0\n1 1 1\n0 1 0\n", ", line 2: a loop at node 1"),
+        ("0 1 0\n1 0\n", ", line 2: 2 numbers, and 3 in most lines"),
+        ("0 1 0\n1 0 1\n", ": 2 lines of 3 numbers"),
+        ("", ": no numbers"),
+        ("0 one 0\n", ", line 1: 'one' is not a number"),
+        ("0 1\n1 nan\n", ", line 2: 'nan' is not finite"),
     ],
 )
 def test_invalid_matrix_is_named(tmp_path: Path, text: str, problem: str) -> None:
@@ -101,9 +101,9 @@ def test_invalid_matrix_is_named(tmp_path: Path, text: str, problem: str) -> Non
     path.write_text(text)
     with pytest.raises(BadInput) as raised:
         draw(Adjacency(path=path), 3)
-    message = str(raised.value)
-    assert message.startswith(f"topology.path: {path.resolve()}")
-    assert message.endswith(problem)
+    assert str(raised.value).startswith(
+        f"topology.path: {path.resolve()}{problem}; accepted: a square matrix"
+    )
 
 
 @pytest.mark.parametrize("directed", [False, True])

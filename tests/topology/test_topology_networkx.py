@@ -25,7 +25,7 @@ def test_barabasi_albert_links_each_rank_to_m_lower_ones(m: int) -> None:
     graph = draw(BarabasiAlbert(m=m), 30)
     assert [sum(j < i for j in graph.neighbors(i)) for i in range(m + 1, 30)] == [m] * (29 - m)
     assert graph.connected
-    with pytest.raises(BadInput, match=r"topology: .*m < n"):
+    with pytest.raises(BadInput, match=r"topology.m: 5 for 5 nodes; accepted: a number from 1, below 5"):
         TopologySchedule(BarabasiAlbert(m=5), 5, 1).check()
 
 
@@ -45,7 +45,7 @@ def test_stochastic_blocks_have_about_p_of_all_edges() -> None:
 
 
 def test_mismatched_or_disconnected_blocks_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"topology: stochastic-block returns a graph of 5 nodes; accepted: 6"):
+    with pytest.raises(BadInput, match=r"topology.sizes: 5 nodes in all; accepted: 6, as in nodes"):
         TopologySchedule(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0.5), 6, 1).check()
     with pytest.raises(BadInput, match="100 disconnected draws of stochastic-block with 5 nodes"):
         draw(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0), 5)
@@ -106,12 +106,12 @@ def test_generators_give_the_graphs_of_networkx(name: str, parameters: dict[str,
         (
             {"generator": "scale_free_graph"},
             8,
-            "scale_free_graph: got MultiDiGraph; accepted: a graph without",
+            "scale_free_graph: a MultiDiGraph, which may have parallel edges; accepted: a graph without",
         ),
         (
             {"generator": "graph_atlas_g"},
             8,
-            "graph_atlas_g: got list; accepted: a graph without parallel edges",
+            "graph_atlas_g: a list; accepted: a graph without parallel edges",
         ),
         (
             {"generator": "ego_graph", "parameters": {"G": "x", "n": 1}},
@@ -174,15 +174,15 @@ EDGES = '<edge source="a" target="b"/><edge source="b" target="a"/>'
     ("text", "problem"),
     [
         (None, "No such file"),
-        ("0 1\n", "ParseError"),
-        ("<kml/>", "NetworkXError"),
+        ("0 1\n", "line 1, column 1: syntax error; accepted: well-formed XML"),
+        ("<kml/>", "XML; accepted: GraphML"),
         (
             '<!DOCTYPE x [<!ENTITY a "aaaaaaaa"><!ENTITY b "&a;&a;&a;">]><graphml>&b;</graphml>',
-            "DTDForbidden",
+            "line 1: a document type; accepted: XML without one",
         ),
         (
             f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edgedefault="undirected">{EDGES}</graph></graphml>',
-            "got MultiGraph; accepted: a graph without",
+            "line 1: no node 'a'; accepted: ends that are nodes of the file",
         ),
     ],
 )
@@ -192,4 +192,4 @@ def test_invalid_graphml_files_are_refused(tmp_path: Path, text: str | None, pro
         path.write_text(text)
     with pytest.raises(BadInput, match=problem) as raised:
         draw(GraphML(path=path), 2)
-    assert str(raised.value).startswith(f"topology.path: {path.resolve()}: ")
+    assert str(raised.value).startswith(f"topology.path: {path.resolve()}")

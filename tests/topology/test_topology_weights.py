@@ -148,7 +148,7 @@ def test_given_matrix_is_the_mixing_matrix(tmp_path: Path) -> None:
             "0.25 in row 0, column 2, but the graph has no edge from 2; accepted: 0",
         ),
         (np.diag([1, 1, 0.5, 1]), "row 2 sums to 0.5; accepted: 1"),
-        (np.ones((3, 4)), "3 x 4 numbers; accepted: a square matrix"),
+        (np.ones((3, 4)), "3 lines of 4 numbers; accepted: a square matrix of numbers"),
     ],
 )
 def test_mismatched_given_matrix_is_refused(tmp_path: Path, W: Any, problem: str) -> None:

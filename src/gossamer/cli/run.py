@@ -166,6 +166,8 @@ def sweep(
     if dry_run:
         from gossamer.sweep.plan import plan, print_plan
 
+        if not (quiet or as_json):
+            typer.echo("each cell without a finished run is tried for some seconds", err=True)
         made = plan(loaded, chosen, workers=workers, **options)
         if as_json:
             described = {"plan": made.rows, "left": made.left, "notes": made.notes}

@@ -34,6 +34,8 @@ def demo(out: Out = Path("runs"), report: Report = True, quiet: Quiet = False, a
     # A first run takes less time than the compilation of the kernels that "auto" chooses.
     overrides = ["engine.trainer=sequential"]
     run(Path("quickstart"), overrides, out=out, report=report, quiet=quiet, as_json=as_json)
+    if not (quiet or as_json):
+        typer.echo(f"{'next':20} gossamer new my-study  (an algorithm of your own, an experiment and a test)")
 
 
 def new(
@@ -68,7 +70,7 @@ def new(
         (folder / name).write_text(text, encoding="utf-8")
     typer.echo("\n".join(str(folder / name) for name in files))
     typer.echo(f"\nnext:\n  cd {shlex.quote(str(folder))}\n  gossamer run experiment.yaml")
-    typer.echo("  pytest      (after pip install pytest)")
+    typer.echo("  python -m pytest      (after pip install pytest)")
 
 
 def _with_algorithm(cls: type[Component], experiment: str) -> str:

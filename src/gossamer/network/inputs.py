@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +19,9 @@ from pydantic import Field, NonNegativeInt, model_validator
 from gossamer.config.registry import Component
 from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.randomness import generator
+
+_WORDS = {pl.Int64: "whole numbers", pl.UInt32: "whole numbers from 0"}
+"""What a column of a type accepts, in words."""
 
 
 class SomeNodes(Component):
@@ -97,12 +102,15 @@ def read_csv(
     cells = cells.with_columns(pl.lit(None, pl.String).alias(name) for name in missing)
     if cells.is_empty():
         raise BadInput(f"{field}: {path}: no line after the header; accepted: one or more")
-    try:
-        table = cells.select(
-            pl.col(name).str.strip_chars().replace("", None).cast(kind) for name, kind in columns.items()
-        )
-    except pl.exceptions.PolarsError as error:
-        raise BadInput(f"{field}: {path}: {first_line(error)}; accepted: numbers") from None
+    cells = cells.select(pl.col(name).str.strip_chars().replace("", None) for name in columns)
+    table = cells.select(pl.col(name).cast(kind, strict=False) for name, kind in columns.items())
+    for name in columns:
+        if len(wrong := (cells[name].is_not_null() & table[name].is_null()).arg_true()):
+            row, word = int(wrong[0]), cells[name][int(wrong[0])]
+            place = f"row {row + 1} of the values, column {name!r}"
+            raise BadInput(
+                f"{field}: {path}: {place}: {word!r}; accepted: {_WORDS.get(columns[name], 'numbers')}"
+            )
     numbers = pl.all_horizontal(selectors.numeric().is_finite() & (selectors.numeric() >= 0))
     check_rows(table, numbers.fill_null(True), f"{field}: {path}", "finite numbers from 0")
     return table
@@ -112,13 +120,42 @@ def read_cells(path: Path, field: str, *, header: bool) -> pl.DataFrame:
     """The cells of a CSV file, as text."""
     try:
         return pl.read_csv(path, has_header=header, infer_schema=False, comment_prefix="#")
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except OSError as error:
         accepted = "a CSV file (.csv or .csv.gz)"
-        raise BadInput(f"{field}: {path}: {first_line(error)}; accepted: {accepted}") from None
+        raise BadInput(
+            f"{field}: {path}: {error.strerror or first_line(error)}; accepted: {accepted}"
+        ) from None
+    except pl.exceptions.PolarsError as error:
+        accepted = "a CSV file (.csv or .csv.gz)"
+        problem = _uneven(path) or f": not read by polars, {first_line(error)}"
+        raise BadInput(f"{field}: {path}{problem}; accepted: {accepted}") from None
+
+
+def _uneven(path: Path) -> str:
+    """Where the lines of a file do not have as many cells as the first one, or why it is no CSV file; else empty."""
+    try:
+        with (
+            gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8-sig", newline="") as file
+        ):
+            reader, first = csv.reader(file), (0, 0)
+            for row in reader:
+                if not row or row[0].startswith("#"):
+                    continue
+                first = first if first[0] else (reader.line_num, len(row))
+                if len(row) != first[1]:
+                    return f", line {reader.line_num}: {len(row)} cells, and {first[1]} in line {first[0]}"
+    except UnicodeDecodeError:
+        return ": not UTF-8"
+    except (OSError, EOFError, csv.Error) as error:
+        return f": {first_line(error)}"
+    return "" if first[0] else ": empty"
 
 
 def check_rows(table: pl.DataFrame, fits: pl.Expr, where: str, accepted: str) -> None:
     """Raise a BadInput that shows the first invalid row, if any."""
-    wrong = table.filter(~fits.fill_null(False))
+    wrong = (~table.select(fits.fill_null(False)).to_series()).arg_true()
     if len(wrong):
-        raise BadInput(f"{where}: {wrong.row(0, named=True)}; accepted: {accepted}")
+        row = table.row(int(wrong[0]), named=True)
+        raise BadInput(f"{where}: row {wrong[0] + 1} of the values, {row}; accepted: {accepted}")

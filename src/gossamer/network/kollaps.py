@@ -5,24 +5,31 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby, product
 from operator import attrgetter
 from pathlib import Path as FileSystemPath
-from typing import Annotated, Any, Literal
-from xml.etree.ElementTree import ParseError
+from typing import Annotated, Any, Literal, TypeVar
+from xml.etree.ElementTree import Element
 
 import networkx as nx
 import numpy as np
-from defusedxml import DefusedXmlException
-from defusedxml.ElementTree import fromstring
 from jaxtyping import Float
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from gossamer.config.registry import FilePath, register
-from gossamer.config.validation import accepting, bad_input
+from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, listed, suggest
+from gossamer.files import parse_xml
 from gossamer.network.network import Conditions, Network, Path
 
 _BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
@@ -91,16 +98,29 @@ class LinkEvent(BaseModel):
 
 
 class Joining(BaseModel):
-    """Replicas of a service that join at the start, replacing its ``replicas``."""
+    """Replicas of a service that join at the start, replacing its ``replicas``. Other events of services are refused."""
 
     model_config = ConfigDict(extra="forbid")
-    time: Annotated[float, Field(ge=0, le=0), accepting(_AT_START)]
+    time: Seconds
     name: str
-    action: Annotated[Literal["join"], accepting(_AT_START)]
+    action: str
     amount: Count = 1
 
+    @model_validator(mode="after")
+    def _at_start(self) -> Joining:
+        if self.time or self.action != "join":
+            raise ValueError(_AT_START)
+        return self
 
-class KollapsFile(BaseModel):
+
+class Config(BaseModel):
+    """Settings of the whole file."""
+
+    shortest_path: Literal["hop", "latency"] = "hop"
+
+
+@dataclass(frozen=True)
+class KollapsFile:
     """The contents of a file."""
 
     services: list[Service]
@@ -108,41 +128,59 @@ class KollapsFile(BaseModel):
     links: list[Link]
     joining: list[Joining]
     dynamic: list[LinkEvent]
-    shortest_path: Literal["hop", "latency"] = "hop"
+    shortest_path: Literal["hop", "latency"]
+
+
+M = TypeVar("M", bound=BaseModel)
 
 
 def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
     """Read a topology file. A BadInput that begins with ``where`` for a file that is not in Kollaps' format,
     or uses unsupported features."""
     try:
-        # A document type is refused, because its entities could expand to anything.
-        root = fromstring(path.read_bytes(), forbid_dtd=True)
-    except DefusedXmlException:
-        raise BadInput(f"{where}: a document type; accepted: XML without one") from None
-    except (OSError, ParseError, LookupError, ValueError) as error:  # the last two: an unknown encoding
-        raise BadInput(f"{where}: {error}; accepted: well-formed XML") from None
-    if root.tag != "experiment" or (unknown := {element.tag for element in root.iter()} - _TAGS):
-        tags = root.tag if root.tag != "experiment" else listed(unknown)
-        raise BadInput(f"{where}: <{tags}>; accepted: <experiment> with {listed(_TAGS)}")
-    parts: dict[str, Any] = {
-        part: [element.attrib for element in root.iterfind(f"{part}/{tag}")]
-        for part, tag in _ELEMENTS.items()
-    }
-    parts["joining"] = [event for event in parts["dynamic"] if "name" in event]
-    parts["dynamic"] = [event for event in parts["dynamic"] if "name" not in event]
-    config = root.find("config")
-    try:
-        file = KollapsFile.model_validate(parts | (config.attrib if config is not None else {}))
-    except ValidationError as error:
-        raise bad_input(error, KollapsFile, f"{where}: <experiment>") from None
-    known = [owner.name for owner in (*file.services, *file.bridges)]
-    if len(set(known)) < len(known):
-        raise BadInput(f"{where}: a duplicate name; accepted: a name for each service and bridge")
-    links: list[Link | LinkEvent] = [*file.links, *file.dynamic]
-    ends = [end for link in links for end in (link.origin, link.dest)]
-    for name in (*ends, *(event.name for event in file.joining)):
-        if name not in known:
-            raise BadInput(f"{where}: {name!r}{suggest(name, known)}; accepted: a service or a bridge")
+        xml = parse_xml(path.read_bytes(), where)
+    except OSError as error:
+        raise BadInput(f"{where}: {error.strerror}; accepted: a file of Kollaps") from None
+    root, problems = xml.root, list[str]()
+
+    def place(element: Element) -> str:
+        return f"{where}, line {xml.lines[element]}: <{element.tag}>"
+
+    def read(kind: type[M], elements: Iterable[Element]) -> list[M]:
+        """What the elements say, without those in which something is wrong."""
+        said = list[M]()
+        for element in elements:
+            try:
+                said.append(kind.model_validate(element.attrib))
+            except ValidationError as error:
+                problems.extend(bad_input(error, kind, place(element)).problems)
+        return said
+
+    for element in root.iter():
+        if element.tag not in _TAGS or (element is root and root.tag != "experiment"):
+            raise BadInput(f"{place(element)}; accepted: <experiment> with {listed(_TAGS)}")
+    parts = {part: root.findall(f"{part}/{tag}") for part, tag in _ELEMENTS.items()}
+    file = KollapsFile(
+        services=read(Service, parts["services"]),
+        bridges=read(Bridge, parts["bridges"]),
+        links=read(Link, parts["links"]),
+        joining=read(Joining, (event for event in parts["dynamic"] if "name" in event.attrib)),
+        dynamic=read(LinkEvent, (event for event in parts["dynamic"] if "name" not in event.attrib)),
+        shortest_path=[Config(), *read(Config, root.findall("config"))][-1].shortest_path,
+    )
+    known: dict[str, Element] = {}
+    for owner in (*parts["services"], *parts["bridges"]):
+        name = owner.get("name", "")
+        if (first := known.setdefault(name, owner)) is not owner:
+            text = f"a second {name!r}, after line {xml.lines[first]}"
+            problems.append(f"{place(owner)}: {text}; accepted: a name for each service and bridge")
+    for element in (*parts["links"], *parts["dynamic"]):
+        for end in ("origin", "dest", "name"):
+            if (name := element.get(end, "")) not in known and end in element.attrib:
+                text = f"{name!r}{suggest(name, known)}; accepted: a service or a bridge"
+                problems.append(f"{place(element)}.{end}: {text}")
+    if problems:
+        raise BadInput(*problems)
     return file
 
 

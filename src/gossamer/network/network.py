@@ -20,7 +20,7 @@ from jaxtyping import Float
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from gossamer.config.registry import Component, register
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.network.inputs import SomeNodes, for_each
 from gossamer.randomness import generator
 
@@ -108,6 +108,46 @@ class Network(Component):
     def loses(self, nodes: int, seed: int) -> bool:
         """Whether messages can be lost. The default is True for a network that changes, since a path may disappear."""
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
+
+
+def try_out(network: Network, nodes: int, seed: int) -> None:
+    """Refuse a network that is not as its base class says: its state at the start, and two paths."""
+    name, n = network.name_of(), nodes
+
+    def refused(problem: str, accepted: str) -> BadInput:
+        return BadInput(f"network: {name} {problem}; accepted: {accepted}")
+
+    try:
+        state = network.conditions(nodes, seed)
+        pairs = {(0, n - 1), (n - 1, 0)} if n > 1 else set()
+        paths = {pair: state.path(*pair) for pair in pairs} if isinstance(state, Conditions) else {}
+    except GossamerError:
+        raise
+    except Exception as error:  # it may be the user's own
+        raise refused(f"raised {cause(error)}", "a state of the network") from error
+    if not isinstance(state, Conditions):
+        raise refused(f"returns {type(state).__name__}", "gossamer.network.network.Conditions")
+    rates = np.asarray(state.rates)
+    if rates.ndim != 1 or len(rates) < 2 * n or not (rates >= 0).all():
+        raise refused(f"has rates of the shape {list(rates.shape)}", f"at least {2 * n}, all from 0 on")
+    for (source, to), path in paths.items():
+        if path is None:
+            continue
+        values = path.latency_s, path.jitter_s, path.loss, path.rate
+        ends = path.links[:1] + path.links[-1:]
+        if ends != (source, n + to) or max(path.links) >= len(rates):
+            accepted = f"links below {len(rates)}, from {source} to {n + to}"
+            raise refused(f"has the path {path.links} from node {source} to {to}", accepted)
+        if not (
+            0 <= path.latency_s < math.inf
+            and 0 <= path.jitter_s < math.inf
+            and 0 <= path.loss <= 1
+            and path.rate > 0
+        ):
+            raise refused(
+                f"has latency, jitter, loss and rate {values} from node {source} to {to}",
+                "from 0 on, a loss up to 1",
+            )
 
 
 def states_of(

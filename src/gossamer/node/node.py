@@ -578,10 +578,12 @@ class Node:
     def rounds(self) -> AsyncRounds:
         """``async for r in node.rounds()``: the round numbers, until the stop rule ends the run. Each round
         is recorded when it ends."""
+        self._runtime.counts_rounds = True
         return AsyncRounds(self)
 
     async def end_round(self, r: int) -> None:
         """Complete round ``r``: count it, and record, evaluate and checkpoint if due."""
+        self._runtime.counts_rounds = True
         self._own.check()
         if self._own.encoding is not None:
             await self._own.encoded()

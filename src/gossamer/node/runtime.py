@@ -47,11 +47,13 @@ class NodeRuntime:
         columns: values for the node's next recorded row.
         newcomer_models: gives the node's model to newcomers, if there may be any.
         secure: hides models in sums and encodes them, if the experiment uses secure aggregation.
+        counts_rounds: whether the algorithm has begun to count its rounds.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self.setup, self.rank, self.host = setup, rank, host
         self.columns: dict[str, Any] = {}
+        self.counts_rounds = False
         self.own = OwnModel(setup, rank, initial, host)
         codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
         if setup.experiment.secure_aggregation is not None:

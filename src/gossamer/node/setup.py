@@ -140,9 +140,7 @@ class Setup:
         own_graph = mixing is not None and mixing.links is not TopologySchedule.graph
         if own_graph or topology.sampled or not topology.static:
             return []
-        graph = topology.graph(0)
-        ranks = range(graph.nodes) if graph.nodes > 1 else ()
-        return [rank for rank in ranks if not (graph.neighbors(rank, "out") or graph.neighbors(rank, "in"))]
+        return topology.graph(0).alone
 
     def description(self) -> dict[str, Any]:
         """The values recorded at the start: nodes, label counts and the first graph."""

@@ -192,8 +192,10 @@ class Run:
             mean_mib, max_mib = private["mean"] / 2**20, private["max"] / 2**20
             lines["private memory"] = f"{mean_mib:.1f} MiB per node, {max_mib:.1f} at most"
         lines["run"] = str(self.path)
-        if self.status == "stopped" and any(self.path.glob("checkpoints/*/manifest.json")):
-            lines["to continue"] = f"gossamer resume {self.path}"
+        if self.status == "stopped":
+            saved = any(self.path.glob("checkpoints/*/manifest.json"))
+            without = "impossible without checkpoints (checkpoint.every_rounds saves some)"
+            lines["to continue"] = f"gossamer resume {self.path}" if saved else without
         return lines
 
     def _repr_html_(self) -> str:

@@ -4,12 +4,15 @@ stops a run: if it raises, the failure is reported in one line, and the tracker 
 from __future__ import annotations
 
 import logging
+import netrc
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 from pydantic import PrivateAttr
 
@@ -199,6 +202,12 @@ class WandB(Averaging):
     mode: Literal["online", "offline"] = "online"
     _run: Any = PrivateAttr(None)
 
+    def check(self) -> None:
+        super().check()
+        if self.mode == "online" and not _has_wandb_key():
+            accepted = "after wandb login, with WANDB_API_KEY in the environment, or mode: offline"
+            raise BadInput(f"trackers: 'wandb' finds no key of Weights & Biases; accepted: {accepted}")
+
     def begin(self, experiment: Experiment, folder: Path) -> None:
         import wandb
 
@@ -221,6 +230,21 @@ class WandB(Averaging):
 
     def close(self, status: str) -> None:
         self._run.finish(exit_code=0 if status == "done" else 1)
+
+
+def _has_wandb_key() -> bool:
+    """Whether wandb has a key for its server, in its settings (which include the environment) or in the file .netrc."""
+    import wandb
+
+    settings = wandb.setup().settings
+    if settings.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    named = [Path(os.environ["NETRC"])] if "NETRC" in os.environ else []
+    for file in (*named, Path.home() / ".netrc", Path.home() / "_netrc"):
+        with suppress(OSError, netrc.NetrcParseError):
+            if netrc.netrc(file.expanduser()).authenticators(urlsplit(settings.base_url).netloc) is not None:
+                return True
+    return False
 
 
 def _sweep(folder: Path) -> tuple[str, str] | None:

@@ -6,15 +6,16 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor
 
 from gossamer.config.experiment import Stop
-from gossamer.errors import PeerFailure, RecordError, RunFailed, cause
+from gossamer.errors import PeerFailure, RecordError, RunFailed, begin_at_own_line, cause, running
 from gossamer.fingerprint import Fingerprint
 from gossamer.messages.tags import Traffic
 from gossamer.results.checkpoints import RunCheckpoint
@@ -101,16 +102,23 @@ class Engine(Protocol):
 
 
 @contextmanager
-def ending_signals(stop: Callable[[], object]) -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM end the run gracefully, with its results; a second signal interrupts at once."""
+def ending_signals(stop: Callable[[], object], say: Callable[[str], object] | None = None) -> Iterator[None]:
+    """Make Ctrl-C and SIGTERM end the run gracefully, with its results; a second signal interrupts at once. ``say`` tells
+    the user so at the first one, also while an algorithm keeps running and so keeps the run from ending."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def handle(number: int, frame: object) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         restore()
         stop()
+        if say is not None:
+            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            with suppress(
+                OSError, RuntimeError
+            ):  # RuntimeError: the signal came while a line was being printed
+                say(f"{name}: the run ends and keeps its record; once more ends it at once{running(frame)}")
 
     def restore() -> None:
         for number, handler in before.items():
@@ -147,6 +155,7 @@ def describe_failure(error: BaseException, rank: int, round: int | None) -> RunF
     """An error that names the node, the round (None: at start) and the cause, and carries the traceback."""
     if isinstance(error, RecordError) or (isinstance(error, RunFailed) and error.node is not None):
         return error
+    begin_at_own_line(error)
     text = "" if isinstance(error, PeerFailure) else "".join(traceback.format_exception(error))
     where = "at start" if round is None else f"in round {round}"
     message = f"node {rank} failed {where}: {cause(error)}"

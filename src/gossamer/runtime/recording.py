@@ -26,6 +26,10 @@ from gossamer.runtime.setup import Setup
 
 MAX_PENDING = 16  # evaluations that wait for the slowest node, with the others' snapshots
 EARLY = "not all nodes completed stop.rounds before their protocols returned (node.rounds() counts rounds)"
+UNCOUNTED = (
+    "no node has called node.rounds() so far; without it no round is counted, recorded or saved, and stop.rounds"
+    " ends nothing"
+)
 
 Moment = int | tuple[str, int] | str
 """An evaluation point, which groups rows: a node's round, ("tick", k) on the time grid, or "end"."""

@@ -32,6 +32,7 @@ from gossamer.learning.trainer import choose_trainer
 from gossamer.learning.trial import tried_measures
 from gossamer.messages.tags import Model
 from gossamer.network import Network
+from gossamer.network.network import try_out as try_out_network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
@@ -59,7 +60,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # only a simulation has to model frozen nodes
-    experiment.network.conditions(nodes, seed)
+    try_out_network(experiment.network, nodes, seed)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
     _check_network(experiment, network)

@@ -53,7 +53,12 @@ class SweepLines(SweepObserver):
     """Prints one line for each finished run on standard error."""
 
     def __init__(self) -> None:
-        self._seconds = stopwatch()
+        self._seconds, self._begun = stopwatch(), False
+
+    def update(self, counts: Counts) -> None:
+        if not (self._begun or counts.ended):  # the first run takes a while
+            self.say(f"{counts.left} of {counts.total} runs to do; a line follows for each that ends")
+        self._begun = True
 
     def say(self, text: str) -> None:
         with suppress(OSError):

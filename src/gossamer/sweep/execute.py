@@ -263,6 +263,8 @@ def _check(todo: Sequence[Planned]) -> None:
     """Find bad input before work starts, by loading the data of each cell once."""
     for name, experiment in {planned.cell.name: planned.experiment for planned in reversed(todo)}.items():
         try:
+            for tracker in experiment.trackers:
+                tracker.check()
             with turns:
                 prepare(experiment)
         except BadInput as error:

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from collections import defaultdict
 from collections.abc import Collection
 from itertools import combinations
 from math import isqrt
 from typing import Any
-from xml.etree.ElementTree import ParseError
+from xml.etree.ElementTree import Element
 
 import networkx as nx
 import numpy as np
-from defusedxml import DefusedXmlException
-from defusedxml.ElementTree import fromstring
-from jaxtyping import Int
 from pydantic import Field, PositiveInt, field_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput, cause
+from gossamer.files import XML, parse_xml
 from gossamer.topology.graph import Graph, NetworkX
-from gossamer.topology.topology import RandomTopology, Topology, located
-from gossamer.topology.weights import read_matrix, read_numbers
+from gossamer.topology.graph_files import format_of, read_edges, read_matrix, read_text, refused
+from gossamer.topology.topology import RandomTopology, Topology
 
 
 @register("topology", "ring")
@@ -38,6 +37,8 @@ class Star(Topology):
     centre: int = Field(default=0, ge=0)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        if self.centre >= nodes:
+            raise BadInput(f"topology.centre: {self.centre} for {nodes} nodes; accepted: 0 to {nodes - 1}")
         return Graph(nodes, ((self.centre, rank) for rank in range(nodes) if rank != self.centre))
 
 
@@ -61,6 +62,8 @@ class Torus(Topology):
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         rows = self.rows or max(rows for rows in range(1, isqrt(nodes) + 1) if nodes % rows == 0)
+        if nodes % rows:
+            raise BadInput(f"topology.rows: {rows} for {nodes} nodes; accepted: a divisor of {nodes}")
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
         return Graph.from_networkx(nx.convert_node_labels_to_integers(grid, ordering="sorted"))
 
@@ -162,6 +165,9 @@ class WattsStrogatz(RandomTopology):
     p: float = Field(ge=0, le=1)  # probability that an edge is rewired to a random node
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if self.degree >= nodes:
+            accepted = f"an even number below {nodes}"
+            raise BadInput(f"topology.degree: {self.degree} for {nodes} nodes; accepted: {accepted}")
         return nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=_seed(rng))  # type: ignore[no-any-return]
 
 
@@ -173,6 +179,10 @@ class BarabasiAlbert(RandomTopology):
     m: int = Field(ge=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if self.m >= nodes:
+            raise BadInput(
+                f"topology.m: {self.m} for {nodes} nodes; accepted: a number from 1, below {nodes}"
+            )
         return nx.barabasi_albert_graph(nodes, self.m, seed=_seed(rng))
 
 
@@ -186,6 +196,8 @@ class StochasticBlock(RandomTopology):
     p_out: float = Field(ge=0, le=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if sum(self.sizes) != nodes:
+            raise BadInput(f"topology.sizes: {sum(self.sizes)} nodes in all; accepted: {nodes}, as in nodes")
         p = np.full((len(self.sizes), len(self.sizes)), self.p_out)
         np.fill_diagonal(p, self.p_in)
         return nx.stochastic_block_model(list(self.sizes), p.tolist(), seed=_seed(rng))
@@ -234,9 +246,15 @@ class Generator(RandomTopology):
 
 def _ranked(graph: Any, where: str) -> NetworkX:
     """A simple graph with ranks in place of names, in the order of its nodes. BadInput for any other value."""
-    if not isinstance(graph, nx.Graph) or graph.is_multigraph() or nx.number_of_selfloops(graph):
-        accepted = "a graph without parallel edges or self-loops"
-        raise BadInput(f"{where}: got {type(graph).__name__}; accepted: {accepted}")
+    problem = ""
+    if not isinstance(graph, nx.Graph):
+        problem = f"a {type(graph).__name__}"
+    elif graph.is_multigraph():
+        problem = f"a {type(graph).__name__}, which may have parallel edges"
+    elif loop := next(iter(nx.selfloop_edges(graph)), None):
+        problem = f"a graph with a loop at node {loop[0]!r}"
+    if problem:
+        raise BadInput(f"{where}: {problem}; accepted: a graph without parallel edges and loops")
     ranked = set(graph) == set(range(len(graph)))
     return graph if ranked else nx.convert_node_labels_to_integers(graph)
 
@@ -250,29 +268,7 @@ class EdgeList(Topology):
     directed: bool = False  # whether "i j" lets only i send to j, or also j to i
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        where = f"topology.path: {self.path}"
-        pairs = read_numbers(self.path, where)
-        if pairs.shape[1] != 2 or (pairs % 1).any():
-            raise BadInput(f"{where}: {pairs.shape[1]} numbers per line; accepted: two ranks per line")
-        with located(where):
-            graph = Graph(nodes, ((int(i), int(j)) for i, j in pairs), directed=self.directed)
-        _check_not_neighbours(pairs.astype(np.int64), graph, where)
-        return graph
-
-
-def _check_not_neighbours(pairs: Int[np.ndarray, "edges 2"], graph: Graph, where: str) -> None:
-    """Refuse a file that may list the two neighbours of node i in line i (DecentralizePy's .adj files, of a graph where every
-    node has two): a line for each node, which names each other, and another graph than the edges in the lines."""
-    if len(pairs) != graph.nodes:
-        return
-    lists = [set(line) for line in pairs.tolist()]
-    if all(rank not in line and all(rank in lists[peer] for peer in line) for rank, line in enumerate(lists)):
-        ways = ((rank, peer) for rank, line in enumerate(lists) for peer in line)
-        if Graph(graph.nodes, ways, directed=graph.directed) != graph:
-            problem = (
-                "each line i has two nodes whose lines have i, as in a list of the neighbours of each node"
-            )
-            raise BadInput(f"{where}: {problem}; accepted: edges (in another order, if these are edges)")
+        return read_edges(self.path, "topology.path", nodes, directed=self.directed)
 
 
 @register("topology", "adjacency")
@@ -284,10 +280,14 @@ class Adjacency(Topology):
     path: FilePath  # the file; n lines of n numbers, separated by spaces or commas; # starts a comment
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        where = f"topology.path: {self.path}"
-        matrix = read_matrix(self.path, where)
-        if not np.isin(matrix, (0, 1)).all() or matrix.diagonal().any():
-            raise BadInput(f"{where}: other numbers; accepted: 0 or 1, and 0 on the diagonal")
+        table = read_matrix(self.path, "topology.path", "a square matrix of 0 and 1, and 0 on the diagonal")
+        matrix = table.values
+        if len(other := np.argwhere(~np.isin(matrix, (0, 1)))):
+            row, column = other[0].tolist()
+            cure = "topology.weights: given has a matrix of weights"
+            raise table.refused(f"{matrix[row, column]:g} in column {column + 1}", cure, row)
+        if len(loops := np.flatnonzero(matrix.diagonal())):
+            raise table.refused(f"a loop at node {loops[0]}", "", int(loops[0]))
         edges = ((i, j) for i, j in np.argwhere(matrix).tolist())
         return Graph(len(matrix), edges, directed=bool((matrix != matrix.T).any()))
 
@@ -299,11 +299,49 @@ class GraphML(Topology):
     path: FilePath
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
-        where = f"topology.path: {self.path}"
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            fromstring(text, forbid_dtd=True)  # refuses entities, which networkx would expand
-            graph = nx.parse_graphml(text)
-        except (OSError, ValueError, ParseError, DefusedXmlException, nx.NetworkXException) as error:
-            raise BadInput(f"{where}: {cause(error)}; accepted: GraphML without a DTD") from None
-        return Graph.from_networkx(_ranked(graph, where))
+        text = read_text(self.path, "topology.path", "GraphML")
+        known = format_of(text)
+        if known is not None and not text.lstrip().startswith("<"):
+            raise refused(self.path, "topology.path", known[0], "GraphML", known[1])
+        xml = parse_xml(text.encode(), where := f"topology.path: {self.path}")
+        if (root := _local(xml.root.tag)) != "graphml":
+            kind, cure = known or (root, "")
+            raise refused(self.path, "topology.path", kind, "GraphML", cure)
+        return _graph_of(xml, where)
+
+
+def _local(tag: str) -> str:
+    """The name of an element without the prefix of its namespace."""
+    return tag.rpartition(":")[2]
+
+
+def _graph_of(xml: XML, where: str) -> Graph:
+    """The simple graph of a GraphML file."""
+    parts: dict[str, list[Element]] = defaultdict(list)
+    for element in xml.root.iter():
+        parts[_local(element.tag)].append(element)
+
+    def refused(element: Element, problem: str, accepted: str) -> BadInput:
+        return BadInput(f"{where}, line {xml.lines[element]}: {problem}; accepted: {accepted}")
+
+    if len(parts["graph"]) != 1:
+        raise refused([xml.root, *parts["graph"]][-1], f"{len(parts['graph'])} graphs", "one")
+    for hyperedge in parts["hyperedge"]:
+        raise refused(hyperedge, "a hyperedge", "edges between two nodes")
+    directed = parts["graph"][0].get("edgedefault") == "directed"
+    ranks = {element.get("id"): rank for rank, element in enumerate(parts["node"])}
+    edges: dict[tuple[int, int], Element] = {}
+    for edge in parts["edge"]:
+        names = edge.get("source"), edge.get("target")
+        if unknown := [name for name in names if name not in ranks]:
+            raise refused(edge, f"no node {unknown[0]!r}", "ends that are nodes of the file")
+        if edge.get("directed", str(directed).lower()) != str(directed).lower():
+            raise refused(edge, "directed and undirected edges", "one kind")
+        source, target = (ranks[name] for name in names)
+        if source == target:
+            raise refused(edge, f"a loop at node {names[0]!r}", "a graph without loops (delete the edge)")
+        ends = (source, target) if directed else (min(source, target), max(source, target))
+        if (first := edges.setdefault(ends, edge)) is not edge:
+            problem = f"a second edge from {names[0]!r} to {names[1]!r}, after line {xml.lines[first]}"
+            raise refused(edge, problem, "a graph without parallel edges (delete one)")
+    return Graph(len(parts["node"]), edges, directed=directed)

@@ -90,6 +90,12 @@ class Graph:
                     yield rank, other
 
     @property
+    def alone(self) -> list[int]:
+        """The ranks of the nodes without neighbours, in a graph of several nodes."""
+        ranks = range(self.nodes) if self.nodes > 1 else ()
+        return [rank for rank in ranks if not (self._outgoing[rank] or self._incoming[rank])]
+
+    @property
     def connected(self) -> bool:
         """Whether every node can be reached from every other."""
         return _reaches_all(self._outgoing) and (not self.directed or _reaches_all(self._incoming))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import abstractmethod
 from collections import OrderedDict
@@ -10,19 +11,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-import networkx as nx
 import numpy as np
 from jaxtyping import Float
 from pydantic import Field, field_serializer, field_validator, model_validator
 
 from gossamer.config.registry import Component, ComponentField, FilePath, FunctionComponent, build, register
-from gossamer.errors import BadInput, first_line, listed, suggest
+from gossamer.errors import BadInput, GossamerError, cause, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
-from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights, read_matrix
+from gossamer.topology.graph_files import read_matrix
+from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights
 
 if TYPE_CHECKING:
     from gossamer.topology.cyclon import Sampler
@@ -81,14 +83,16 @@ class Topology(Component):
 
 @contextmanager
 def located(field: str) -> Iterator[None]:
-    """Rename ``topology.x`` in errors to ``<field>.x``, for topologies inside another one. Errors of networkx
-    become BadInput."""
+    """Rename ``topology.x`` in errors to ``<field>.x``, for topologies inside another one. Other errors, of networkx or of
+    a user's code, become BadInput."""
     try:
         yield
     except BadInput as error:
         raise BadInput(*(re.sub(r"(^|(?<=or ))topology", field, line) for line in error.problems)) from None
-    except (ValueError, nx.NetworkXException) as error:
-        raise BadInput(f"{field}: {first_line(error)}") from error
+    except GossamerError:
+        raise
+    except Exception as error:  # a topology or weights may be the user's own
+        raise BadInput(f"{field}: {cause(error)}; accepted: parameters for which there is a graph") from error
 
 
 class RandomTopology(Topology):
@@ -203,7 +207,7 @@ class RandomLinks(CompositeTopology):
     def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
         """The probabilities of a file."""
         assert isinstance(self.probability, Path)
-        P = read_matrix(self.probability, f"topology.probability: {self.probability}")
+        P = read_matrix(self.probability, "topology.probability").values
         if ((P < 0) | (P > 1)).any() or (self.symmetric and (P != P.T).any()):
             accepted = "numbers from 0 to 1, and a symmetric matrix or topology.symmetric: false"
             raise BadInput(f"topology.probability: {self.probability}; accepted: {accepted}")
@@ -242,6 +246,11 @@ class _DrawnGraph:
     graph: Graph
     weights: Weights | None = None
     rows: dict[int, dict[int, float]] = field(default_factory=dict)
+
+
+def _is_own(component: Component) -> bool:
+    """Whether a component is the user's, so that what it returns is checked."""
+    return not component.module_of().startswith("gossamer.")
 
 
 class TopologySchedule:
@@ -325,7 +334,19 @@ class TopologySchedule:
     def _row(self, weights: Weights, graph: Graph, rank: int, round: int) -> dict[int, float]:
         rng = generator(self.seed, f"{self._purpose}/weights", SHARED, round)
         with located(self._purpose):
-            return weights.row(graph, rank, self.samples, round, rng)
+            row = weights.row(graph, rank, self.samples, round, rng)
+        if _is_own(weights):
+            self._check_row(weights, row, graph.neighbors(rank, "in"))
+        return row
+
+    def _check_row(self, weights: Weights, row: Any, senders: Sequence[int]) -> None:
+        """Refuse weights of the user's own rule that do not fit a node with these in-neighbours."""
+        whole = isinstance(row, dict) and list(row) == list(senders)
+        if not (whole and all(isinstance(weight, Real) and math.isfinite(weight) for weight in row.values())):
+            text = f"{weights.name_of()} gives {row!r:.200} to a node with the in-neighbours {list(senders)!r:.100}"
+            raise BadInput(
+                f"{self._purpose}.weights: {text}; accepted: a finite weight of each, in rank order"
+            )
 
     def check(self) -> None:
         """Check the parameters, the connectivity and the weights of round 0. Raises BadInput.
@@ -342,9 +363,16 @@ class TopologySchedule:
             graph = Graph(self.nodes, graph.edges())  # a node learns of the peers that contact it
         if not (self.topology.allow_disconnected or graph.connected):
             problem = f"{graph.components()} components in the graph of {self.topology.name_of()} with {self.nodes} nodes"
+            if alone := graph.alone:
+                more = f" and {len(alone) - 5} more" if len(alone) > 5 else ""
+                ranks = ", ".join(map(str, alone[:5]))
+                problem += f", without neighbours: {ranks}{more} (ranks count from 0)"
             accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
             raise BadInput(f"{self._purpose}: {problem}; accepted: {accepted}")
-        self._weights(self._at(0))
+        if _is_own(self._weights(self._at(0))) and not self.sampled:
+            first = self.graph(0)
+            for rank in {0, max(range(self.nodes), key=lambda rank: first.degree(rank, "in"))}:
+                self.mixing_weights(rank, 0)
 
     def _at(self, round: int) -> _DrawnGraph:
         if self._last is not None and self._last[0] == round:  # the usual case in a synchronous run
@@ -372,6 +400,11 @@ class TopologySchedule:
             return self._combined(round, rng)
         with located(self._purpose):
             graph = self.topology.draw(self.nodes, rng, first)
+        if not isinstance(graph, Graph):
+            kind = f"{type(graph).__module__.partition('.')[0]}.{type(graph).__name__}"
+            problem = f"{self.topology.name_of()}.draw returns {kind}"
+            accepted = "gossamer.topology.Graph, as Graph.from_networkx makes it"
+            raise BadInput(f"{self._purpose}: {problem}; accepted: {accepted}")
         if graph.nodes != self.nodes:
             problem = f"{self.topology.name_of()} returns a graph of {graph.nodes} nodes"
             raise BadInput(f"{self._purpose}: {problem}; accepted: {self.nodes}, as in nodes")

@@ -7,7 +7,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import networkx as nx
@@ -18,6 +17,7 @@ from pydantic import Field, model_validator
 from gossamer.config.registry import Component, ComponentField, FilePath, register
 from gossamer.errors import BadInput
 from gossamer.topology.graph import Graph, NetworkX
+from gossamer.topology.graph_files import read_matrix
 
 Samples = Sequence[int] | None  # number of training samples of each node, if known
 Row = dict[int, float]
@@ -145,7 +145,7 @@ class Given(Weights):
 
     @cached_property
     def _matrix(self) -> Float[np.ndarray, "nodes nodes"]:
-        return read_matrix(self.path, f"topology.weights.path: {self.path}")
+        return read_matrix(self.path, "topology.weights.path").values
 
     def check(self, graph: Graph, samples: Samples) -> None:
         W, where = self._matrix, f"topology.weights.path: {self.path}"
@@ -320,26 +320,3 @@ def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) ->
 @lru_cache(maxsize=4)
 def _networkx(graph: Graph) -> NetworkX:
     return graph.to_networkx()
-
-
-def read_numbers(path: Path, where: str) -> Float[np.ndarray, "rows columns"]:
-    """A table of finite numbers from a text file, one row per line, separated by spaces or commas; ``#`` starts a comment.
-    ``where`` names the field and the file in errors."""
-    try:
-        lines = path.read_text(encoding="utf-8").replace(",", " ").splitlines()
-        rows = [words for line in lines if (words := line.partition("#")[0].split())]
-        numbers = np.array(rows, dtype=np.float64, ndmin=2)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{where}: {error}; accepted: rows of numbers of one length") from None
-    if not np.isfinite(numbers).all():
-        raise BadInput(f"{where}: numbers that are not finite; accepted: finite numbers")
-    return numbers
-
-
-def read_matrix(path: Path, where: str) -> Float[np.ndarray, "nodes nodes"]:
-    """A square matrix, as :func:`read_numbers`."""
-    matrix = read_numbers(path, where)
-    if len(matrix) != matrix.shape[1]:
-        shape = " x ".join(map(str, matrix.shape))
-        raise BadInput(f"{where}: {shape} numbers; accepted: a square matrix")
-    return matrix

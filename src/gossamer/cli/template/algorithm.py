@@ -4,7 +4,7 @@ from gossamer import Algorithm, Node
 
 
 class MyAlgorithm(Algorithm):
-    """Train, exchange models with all neighbours, and take the weighted mean (D-PSGD, Lian et al., 2017).
+    """Train, send the model to the out-neighbours, and mix those of the in-neighbours (D-PSGD, Lian et al., 2017).
 
     Args:
         local_steps: mini-batch steps a round.
@@ -15,8 +15,7 @@ class MyAlgorithm(Algorithm):
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
             await node.train(self.local_steps)
-            peers = await node.neighbors(r)
-            node.broadcast(peers, node.model, tag=r)
-            inbox = await node.gather(peers, tag=r)
+            node.broadcast(await node.neighbors(r, "out"), node.model, tag=r)
+            inbox = await node.gather(await node.neighbors(r, "in"), tag=r)
             await node.mix(inbox, node.mixing_weights(r))
             node.record(heard=len(inbox))  # a column of the metrics

@@ -65,7 +65,7 @@ class ProcessesEngine:
         # One thread, as at the nodes, so that averages and evaluations have the same bits.
         with one_thread(), ExitStack() as stack:
             coordinator = Coordinator(self._setup, folder, observer, checkpoint, server, min_workers, stack)
-            stack.enter_context(ending_signals(coordinator.stop))
+            stack.enter_context(ending_signals(coordinator.stop, observer.say))
             if listen is not None and listen.executor is not None and isinstance(server, WorkerListener):
                 slots = -(-self._setup.experiment.nodes // min_workers)
                 workers = started_workers(listen, server.address, slots, coordinator.fail_to_start)

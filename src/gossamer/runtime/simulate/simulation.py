@@ -34,7 +34,14 @@ from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
 from gossamer.runtime.outcome import Outcome, add_up, describe_waits, ending_signals, nothing_sent
-from gossamer.runtime.recording import EARLY, Profile, ended_early, extrapolated, never_mixed
+from gossamer.runtime.recording import (
+    EARLY,
+    UNCOUNTED,
+    Profile,
+    ended_early,
+    extrapolated,
+    never_mixed,
+)
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, Order, VirtualLoop, to_ns
@@ -48,6 +55,7 @@ from gossamer.runtime.simulate.recording import SimRecorder, shown_model
 from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
 PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
+UNCOUNTED_S = 10.0  # real seconds after which the user hears that no node counts rounds
 OBJECTS_PER_NODE = 200
 """An upper bound on the new objects of a node at any time, such as messages, tasks and futures."""
 
@@ -227,6 +235,8 @@ class Simulation:
         self._rounds = 0
         self._ends_diverged = False
         self._reported = time.perf_counter()
+        self._begun = math.inf  # when the nodes' protocols began
+        self._heard_uncounted = False
 
     # --- the run
 
@@ -237,7 +247,8 @@ class Simulation:
         parameters = buffers = None
         context, loop = self._context, VirtualLoop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
-        with ending_signals(lambda: self._tasks.finish("stopped")), unawaited_calls_fail(self.nodes):
+        ending = ending_signals(lambda: self._tasks.finish("stopped"), self._observer.say)
+        with ending, unawaited_calls_fail(self.nodes):
             try:
                 self._build()
                 self._observer.start(self._setup.description())
@@ -304,6 +315,7 @@ class Simulation:
         for node in self._present():
             self._save(node)
             self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
+        self._begun = time.perf_counter()
         reason = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
@@ -332,6 +344,8 @@ class Simulation:
             self._checkpoints.end()
         if reason == "rounds" and ended_early(self._setup, {node.rank: node.round for node in present}):
             self._say("ended-early", EARLY)
+        elif self._uncounted():
+            self._observer.say(UNCOUNTED)
         if self._setup.experiment.evaluation.of == "mixed":
             outcome = [node for node in present if node.rank in self._setup.outcome_ranks]
             if (text := never_mixed(node.shown.has_mixed for node in outcome)) is not None:
@@ -459,8 +473,16 @@ class Simulation:
         if time.perf_counter() - self._reported >= PROGRESS_S:
             self._report_progress()
 
+    def _uncounted(self) -> bool:
+        """Whether no node counts rounds, which the user has not heard yet."""
+        counted = self._rounds > 0 or any(node.counts_rounds for node in self.nodes)
+        return not (counted or self._heard_uncounted)
+
     def _report_progress(self) -> None:
         self._reported = time.perf_counter()
+        if self._reported - self._begun > UNCOUNTED_S and self._uncounted():
+            self._heard_uncounted = True
+            self._observer.say(UNCOUNTED)
         self._observer.progress(self._completed_rounds(), self._clock.now())
         if self._observer.stopping:
             self._tasks.finish("stopped")
