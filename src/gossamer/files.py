@@ -41,6 +41,7 @@ MAX_DIGITS = 400
 
 _SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})"(?:,|(?=\}))')
 _CHUNK = 2**20
+_TORCH_SAVE = (b"PK", b"\x80\x02")  # the first bytes of a zip archive and of a pickle
 
 
 def cache_folder() -> Path:
@@ -188,6 +189,14 @@ def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
         raise BadInput(f"{path}: {reason:.200}; accepted: a Parquet file") from None
 
 
+def _begins_with(path: Path, starts: tuple[bytes, ...]) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(max(map(len, starts))) in starts
+    except OSError:
+        return False
+
+
 def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
     """The tensors in a safetensors file. Other arguments are as in :func:`checked`."""
     from safetensors import SafetensorError
@@ -197,6 +206,11 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError, MemoryError) as error:
+        if _begins_with(path, _TORCH_SAVE):
+            raise BadInput(
+                f"{path}: a file of torch.save, which may run code when it is read; accepted: safetensors, as from"
+                " safetensors.torch.save_model(module, file)"
+            ) from None
         raise BadInput(f"{path}: {error}; accepted: safetensors") from None
 
 

@@ -2,26 +2,31 @@
 
 The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole
 numbers. Frozen parameters (``requires_grad=False``) and constants (non-persistent buffers) are not part of
-the vectors: they stay in the modules (:class:`SharedConstants`).
+the vectors: they stay in the modules (:class:`ModuleMaker`).
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gossamer.errors import BadInput
+from gossamer.learning.guard import refusing
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, torch_seed
-from gossamer.tasks.task import Task
+from gossamer.tasks.task import Task, for_each
 
 
 @dataclass(frozen=True)
@@ -105,33 +110,86 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
-class SharedConstants:
-    """Creates modules that share the frozen parameters and the constants of one module, which are drawn for a
-    seed. A process has only one copy for all nodes, and all processes have the same values. A forward pass
-    must not modify them."""
+class ModuleMaker:
+    """Creates the modules of a run, each like the first one.
 
-    def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
-        self._make = make
+    Lazy layers get their shapes from a call with some ``inputs``. All modules share the frozen parameters and the constants
+    of the first one, which are drawn for a seed: a process has only one copy for all nodes, and all processes have the same
+    values. A forward pass must not modify them. BadInput if the user's function or the module raises an error, or for a
+    module that is not like the first one.
+
+    Attributes:
+        layout: that of each module.
+        names: every name of a parameter or buffer, with the first name of the same tensor, which the layout has.
+        constants: the shared tensors, by every name."""
+
+    def __init__(self, make: Callable[[], nn.Module], seed: int, inputs: Any = None) -> None:
+        self._make, self._inputs = make, inputs
         with drawing_from(seed):
-            module = make()
-        saved = module.state_dict().keys()
-        parameters = module.named_parameters(remove_duplicate=False)
-        buffers = module.named_buffers(remove_duplicate=False)
-        frozen: dict[str, Tensor] = {name: p for name, p in parameters if not p.requires_grad}
-        self._constants = frozen | {name: buffer for name, buffer in buffers if name not in saved}
+            module = self._made()
+        with refusing("task.model", _FRESH):
+            self.layout = Layout.of(module)
+            saved = module.state_dict().keys()
+            parameters = dict(module.named_parameters(remove_duplicate=False))
+            buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.constants: dict[str, Tensor] = {
+            **{name: parameter for name, parameter in parameters.items() if not parameter.requires_grad},
+            **{name: buffer for name, buffer in buffers.items() if name not in saved},
+        }
+        first: dict[int, str] = {}
+        self.names = {name: first.setdefault(id(t), name) for name, t in {**parameters, **buffers}.items()}
 
     def __call__(self) -> nn.Module:
-        module = self._make()
-        for name, tensor in self._constants.items():
-            path, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(path), leaf, tensor)
+        module = self._made()
+        with refusing("task.model", _FRESH):
+            if Layout.of(module) != self.layout:
+                raise BadInput(
+                    "task.model: a later call returns a module with other parameters or buffers; accepted: modules that"
+                    " differ only in their values"
+                )
+            for name, tensor in self.constants.items():
+                path, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(path), leaf, tensor)
         return module
 
+    def _made(self) -> nn.Module:
+        with refusing("task.model", _FRESH):
+            module: Any = self._make()
+            if not isinstance(module, nn.Module):
+                raise BadInput(f"task.model: returns {type(module).__name__}; accepted: {_FRESH}")
+            if self._inputs is not None and _lazy(module):
+                self._materialise(module)
+            if lazy := _lazy(module):
+                raise BadInput(
+                    f"task.model: {lazy[0]!r} has no shape yet, as in a lazy layer that a call does not reach; accepted:"
+                    " layers with shapes"
+                )
+        return module
 
-def sharing_constants(task: Task, seed: int) -> Task:
-    """The same task with models that share their constants. The key is that of the common initial model, so
-    all processes have the same constants, even with independent models."""
-    return replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
+    def _materialise(self, module: nn.Module) -> None:
+        """Give lazy layers their shapes by a call in evaluation mode, which leaves the statistics of batch norms alone."""
+        training = module.training
+        module.eval()
+        with torch.no_grad():
+            scores(module, for_each(torch.clone, self._inputs))
+        module.train(training)
+
+
+_FRESH = "a function that returns a fresh nn.Module at each call"
+
+
+def _lazy(module: nn.Module) -> list[str]:
+    """The names of parameters and buffers without a shape."""
+    named = chain(module.named_parameters(), module.named_buffers())
+    return [name for name, tensor in named if is_lazy(tensor)]
+
+
+def with_maker(task: Task, seed: int) -> tuple[Task, ModuleMaker]:
+    """The same task with a :class:`ModuleMaker` as its model, and this. The key of constants is that of the common initial
+    model, so all processes have the same ones, even with independent models."""
+    inputs = for_each(lambda tensor: tensor[:2], task.train[0])
+    maker = ModuleMaker(task.model, torch_seed(seed, "initial", SHARED), inputs)
+    return replace(task, model=maker), maker
 
 
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
@@ -165,6 +223,19 @@ def drawing_from(seed: int, device: torch.device | str = "cpu") -> Iterator[None
     with torch.random.fork_rng(devices=gpus):
         seed_generators(seed, device)
         yield
+
+
+@contextmanager
+def generators_restored(device: torch.device | str = "cpu") -> Iterator[None]:
+    """After this context, the global generators of Python, NumPy and torch have the states that they had before it."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    gpus = [device] if torch.device(device).type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def seed_generators(seed: int, device: torch.device | str) -> None:
