@@ -306,7 +306,7 @@ def extremes(targets: Tensor) -> tuple[int, int]:
         return 0, 0
     values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
     values = values.reshape(len(values), -1)
-    ignored = values == IGNORED
-    highest = values.amax(1).argmax()
-    lowest = torch.where(ignored, values.max(), values).amin(1).argmin()
-    return int(highest), int(lowest)
+    highest = int(values.amax(1).argmax())
+    if not values.is_floating_point():
+        values = torch.where(values == IGNORED, values.max(), values)
+    return highest, int(values.amin(1).argmin())

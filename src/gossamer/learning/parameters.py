@@ -78,12 +78,13 @@ class Layout:
     def of(module: nn.Module) -> Layout:
         """The layout of a module. BadInput if a trained parameter is not float32, or if no parameter is
         trained."""
-        for name, parameter in _trained(module):
+        trained, buffers = _trained(module), _buffers(module)
+        for name, parameter in trained:
             if parameter.dtype != torch.float32:
                 raise BadInput(
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
                 )
-        for name, buffer in _buffers(module):
+        for name, buffer in buffers:
             has_values = buffer.numel() and not buffer.is_meta
             integers = has_values and not (buffer.is_floating_point() or buffer.is_complex())
             if buffer.is_complex() or (integers and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
@@ -92,7 +93,7 @@ class Layout:
                     f"task.model: buffer {name!r} has {kind}, but buffers are sent as float32; accepted: other values, or"
                     " persistent=False"
                 )
-        layout = Layout(_fields(_trained(module)), _fields(_buffers(module)))
+        layout = Layout(_fields(trained), _fields(buffers))
         if layout.size == 0:
             frozen = sum(1 for _ in module.parameters())
             problem = f"all {frozen} parameters are frozen" if frozen else "the module has no parameters"

@@ -76,7 +76,7 @@ class SmallestBatch(NamedTuple):
 
     rank: int  # of the node that has it
     samples: Int[np.ndarray, " batch"]  # indices in the training data
-    grows_with: str  # the field that makes it larger
+    cure: str  # what makes it larger, with {} for the number of samples
 
 
 def failure_of(
@@ -196,9 +196,9 @@ class _Proof:
     def take_plain_steps(self) -> None:
         """Take steps of two nodes, and that of the first one again, which has to have the same bits; and one with the
         smallest batch. BadInput names the part that is at fault."""
-        with refusing("task.model"):
-            for batch in self._batches[:2]:
-                self._try(batch)
+        self._try(self._batches[0])
+        if len(self._batches[0]) == 1:
+            self._try(self._batches[1])
         with refusing("optimizer", "an update that takes a step with parameters and a gradient [P]"):
             self._update(0, self._optimizer.lr)
         with refusing("optimizer and task.model"):
@@ -226,8 +226,8 @@ class _Proof:
             problem, _, _ = str(error).rpartition("; accepted: ")
             samples = f"{count} sample{'s' * (count > 1)}"
             raise BadInput(
-                f"{problem}, with a batch of {samples}, as node {smallest.rank} has; accepted: {smallest.grows_with}: at"
-                f" least {needed}, or a model and a loss that take {samples}"
+                f"{problem}, with a batch of {samples}, as node {smallest.rank} has; accepted:"
+                f" {smallest.cure.format(needed)}, or a model and a loss that take {samples}"
             ) from error
 
     def _takes(self, batch: Int[Tensor, " batch"]) -> bool:

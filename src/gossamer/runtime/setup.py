@@ -12,7 +12,6 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-import torch
 from jaxtyping import Int
 
 from gossamer.codecs.sparsify import count_of
@@ -71,8 +70,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         )
     task = load_task(experiment.task, experiment.data_root, seed)
     data = summary(task)
-    with torch.random.fork_rng(devices=[]):
-        task, maker = with_maker(task, seed)
+    task, maker = with_maker(task, seed)
     layout, remarks = maker.layout, list[str]()
     start = warm_start(experiment, maker, remarks)
     check_memory(experiment, layout)
@@ -170,12 +168,13 @@ def _smallest_batch(experiment: Experiment, parts: Sequence[Int[np.ndarray, " _"
     if rank is None:
         return None
     stream = BatchStream(experiment.seed, rank, parts[rank], experiment.batch_size)
-    own = stream.batch_size == len(parts[rank])
-    field = "batch_size"
-    if own:
-        has_field = "min_samples" in type(experiment.partition).model_fields
-        field = "partition.min_samples" if has_field else f"samples of node {rank}"
-    return SmallestBatch(rank, stream.batch(0).numpy(), field)
+    if stream.batch_size < len(parts[rank]):
+        cure = "batch_size of at least {}"
+    elif "min_samples" in type(experiment.partition).model_fields:
+        cure = "partition.min_samples of at least {}"
+    else:
+        cure = f"at least {{}} samples at node {rank}"
+    return SmallestBatch(rank, stream.batch(0).numpy(), cure)
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
