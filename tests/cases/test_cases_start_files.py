@@ -185,11 +185,11 @@ def test_files_of_torch_say_how_to_convert_them(tmp_path: Path, module: Tied, na
         ({}, " has no tensors; accepted: the parameters of a model"),
         (
             {"buffers": torch.zeros(0)},
-            " lacks head.weight, middle.bias, middle.weight, and has buffers, which the model lacks",
+            " lacks head.weight, middle.bias and middle.weight, and has buffers, which the model lacks",
         ),
         (
             {"parameters": torch.zeros(3)},
-            " lacks head.weight, middle.bias, middle.weight, and has parameters, which",
+            " lacks head.weight, middle.bias and middle.weight, and has parameters, which",
         ),
         ({"parameters": torch.zeros(0, 168)}, ""),
         ({"parameters": torch.zeros(2, 168), "buffers": torch.zeros(3, 0)}, " lacks head.weight"),
@@ -199,7 +199,7 @@ def test_files_of_torch_say_how_to_convert_them(tmp_path: Path, module: Tied, na
         ),
         (
             {f"layer{k}.weight": torch.zeros(2) for k in range(99)},
-            " lacks head.weight, middle.bias, middle.weight, and has layer",
+            " lacks head.weight, middle.bias and middle.weight, and has layer",
         ),
     ],
 )

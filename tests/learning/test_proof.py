@@ -569,7 +569,7 @@ def test_random_numbers_of_applied_steps_are_keyed_and_differ(tmp_path: Path) ->
 
 def test_coordinator_decides_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("gossamer.runtime.setup.failure_of", lambda *_: "is a test")
+        patch.setattr("gossamer.runtime.setup.failure_of", lambda *_, **__: "is a test")
         run = play(tmp_path, "Two", engine={"name": "processes"})  # workers would choose "fused"
     assert run.experiment["engine"]["trainer"] == run.setup["trainer"] == "sequential"
     assert run.setup["trainer_note"] == "not fused: it is a test"

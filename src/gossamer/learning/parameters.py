@@ -160,6 +160,10 @@ class ModuleMaker:
                 raise BadInput(f"task.model: returns {type(module).__name__}; accepted: {_FRESH}")
             if self._inputs is not None and _lazy(module):
                 self._materialise(module)
+            for _, parameter in _trained(module):
+                if hasattr(parameter, _MADE):
+                    raise BadInput(f"task.model: returns the same parameters twice; accepted: {_FRESH}")
+                setattr(parameter, _MADE, True)
             if lazy := _lazy(module):
                 raise BadInput(
                     f"task.model: {lazy[0]!r} has no shape yet, as in a lazy layer that a call does not reach; accepted:"
@@ -176,6 +180,7 @@ class ModuleMaker:
         module.train(training)
 
 
+_MADE = "_gossamer_made"  # attribute of parameters of a module that was returned before
 _FRESH = "a function that returns a fresh nn.Module at each call"
 
 
@@ -267,9 +272,6 @@ def named_parameters(
     return {field.name: field.of(v) for field in fields}
 
 
-_IN_USE = "_gossamer_in_use"  # attribute of parameters that are views of a vector
-
-
 class FlatModule:
     """A module whose trained parameters are views of one vector, ``parameters`` [P]."""
 
@@ -279,16 +281,11 @@ class FlatModule:
         self._trained = [parameter for _, parameter in _trained(module)]
         self.parameters = torch.empty(self.layout.size, dtype=torch.float32, device=self._trained[0].device)
         for field, parameter in zip(self.layout.parameters, self._trained, strict=True):
-            if hasattr(parameter, _IN_USE):
-                raise BadInput(
-                    "task.model: returns the same parameters twice; accepted: a new module at each call"
-                )
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise BadInput(
                     f"task.model: {field.name!r} has a hook on its accumulated gradient, which no trainer calls; accepted:"
                     " a hook on the gradient (register_hook)"
                 )
-            setattr(parameter, _IN_USE, True)
             parameter.data = field.of(self.parameters)
         paths = (field.name.rpartition(".") for field in self.layout.buffers)
         self._places = [(module.get_submodule(path), leaf) for path, _, leaf in paths]

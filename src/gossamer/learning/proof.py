@@ -199,7 +199,8 @@ class _Proof:
         self._try(self._batches[0])
         if len(self._batches[0]) == 1:
             self._try(self._batches[1])
-        with refusing("optimizer", "an update that takes a step with parameters and a gradient [P]"):
+        field = f"optimizer: {self._optimizer.name_of()}.update"
+        with refusing(field, "an update that takes a step with parameters and a gradient [P]"):
             self._update(0, self._optimizer.lr)
         with refusing("optimizer and task.model"):
             first = self._repeated_step()

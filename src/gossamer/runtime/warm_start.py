@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -12,9 +12,8 @@ from gossamer.errors import BadInput
 from gossamer.learning.parameters import Layout, ModuleMaker, initial_model
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, torch_seed
+from gossamer.results.formatting import some
 from gossamer.results.run import load_run, model_of
-
-SHOWN = 3  # names in a message
 
 
 def resolved(experiment: Experiment) -> Experiment:
@@ -86,9 +85,9 @@ def _of_names(
     fields = {field.name: field.of(model.parameters) for field in maker.layout.parameters}
     lacking = fields.keys() - {maker.names.get(name) for name in tensors}
     fields |= {field.name: field.of(model.buffers) for field in maker.layout.buffers}
-    problems = [f"lacks {_some(lacking)}"] if lacking else []
+    problems = [f"lacks {some(sorted(lacking))}"] if lacking else []
     if strange := tensors.keys() - maker.names.keys():
-        problems.append(f"has {_some(strange)}, which the model lacks")
+        problems.append(f"has {some(sorted(strange))}, which the model lacks")
     if problems:
         example = maker.layout.parameters[0].name
         raise BadInput(
@@ -141,9 +140,3 @@ def _without_prefix(
             remarks.append(f"{source}: names are read without their prefix {prefix!r}")
             return bare
     return tensors
-
-
-def _some(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    more = len(ordered) - SHOWN
-    return ", ".join(ordered[:SHOWN]) + (f" and {more} more" if more > 0 else "")
