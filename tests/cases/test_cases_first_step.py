@@ -661,7 +661,7 @@ class Own(Aggregator):
         (
             "stacks",
             {"topology": {"name": "erdos-renyi", "p": 0.0, "allow_disconnected": True}},
-            ", given 1 model, the node's own included: RuntimeError: ",
+            ": RuntimeError: stack expects a non-empty TensorList",
         ),
     ],
 )

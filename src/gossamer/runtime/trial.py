@@ -109,10 +109,10 @@ def _try_codec(setup: Setup, model: Model) -> None:
         wire_bytes(TAG, payload)
         decoded: Any = receiver.coder.decode(Message(0, TAG, payload, 0.0)).payload
         values = decoded.parameters.values if isinstance(decoded.parameters, Part) else decoded.parameters
-        if values.dtype != torch.float32 or not values.isfinite().all():
-            raise BadInput(
-                f"{field}.decode returns values that are not finite, or {values.dtype}; accepted: float32"
-            )
+        if values.dtype != torch.float32:
+            raise BadInput(f"{field}.decode returns {values.dtype}; accepted: torch.float32")
+        if not values.isfinite().all():
+            raise BadInput(f"{field}.decode returns values that are not finite; accepted: finite ones")
 
 
 def _try_aggregator(setup: Setup, model: Model) -> None:
@@ -125,16 +125,16 @@ def _try_aggregator(setup: Setup, model: Model) -> None:
     inbox: dict[int, Any] = {number: others[number % 2] for number in range(1, count)}
     before = [_whole(vector).clone() for vector in (own, *others)]
     step = Mix(own, inbox, dict.fromkeys(inbox, 1 / count), None, None, aggregator)
-    given = f"given {count} model{'s' * (count > 1)}, the node's own included"
+    models = f"{count} model{'s' * (count > 1)}, the node's own included"
     field = f"aggregator: {aggregator.name_of()}"
-    with refusing(f"{field}, {given}", "an aggregator that takes so few, or more neighbours"):
+    with refusing(field, f"an aggregator that takes {models}, or more neighbours"):
         mixed = _whole(aggregator.mix(step, model.parameters.new_empty))
     if not all(map(torch.equal, before, map(_whole, (own, *others)))):
         raise BadInput(
             f"{field} writes into the vectors that it is given; accepted: one that returns a new one"
         )
     if not mixed.isfinite().all():
-        raise BadInput(f"{field} returns values that are not finite, {given}; accepted: finite ones")
+        raise BadInput(f"{field} returns values that are not finite, given {models}; accepted: finite ones")
 
 
 def _whole(vector: Any) -> Tensor:
