@@ -345,7 +345,7 @@ def test_loss_of_several_outputs_that_is_no_mean_is_named() -> None:
 def test_loss_that_takes_other_outputs_says_which_there_are() -> None:
     line = refused(own("dictionary"))
     assert line.startswith(
-        "task.loss, given outputs dict with logits, features and targets (2,) of torch.int64: "
+        "task.loss, given outputs dict with logits, features and targets (8,) of torch.int64: "
     )
     assert line.endswith(
         "; accepted: a loss and metrics that take what task.model returns, a dict with logits, features, or a model that"
@@ -490,7 +490,7 @@ def test_last_batch_of_an_evaluation_is_tried() -> None:
     assert prepare(digits("squeezing", evaluation={"every_rounds": 1, "samples": 100}))
     line = refused(digits("squeezing", evaluation={"every_rounds": 1, "samples": 101}))
     assert line.startswith(
-        "task.loss, given outputs (10,) of torch.float32 and targets (1,) of torch.int64: "
+        "task.metrics.accuracy, given outputs (10,) of torch.float32 and targets (1,) of torch.int64: "
     )
 
 

@@ -325,12 +325,11 @@ def unpacked(tensors: Sequence[Tensor], like: Any) -> Any:
     return dict(zip(like, tensors, strict=True)) if isinstance(like, dict) else tensors[0]
 
 
-def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
-    """The outputs of a module for some inputs; a dict holds its arguments by name. Modules of transformers
-    return an object with ``logits``."""
+def scores(call: Callable[..., Any], inputs: Any) -> Any:
+    """The outputs of a module for some inputs: a tensor, or what loss and metrics take; a dict holds its arguments by name.
+    Modules of transformers return an object with ``logits``."""
     outputs = call(**inputs) if isinstance(inputs, dict) else call(inputs)
-    logits: Tensor = getattr(outputs, "logits", outputs)
-    return logits
+    return getattr(outputs, "logits", outputs)
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
@@ -342,7 +341,7 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
     raise TypeError(f"{field}: returns {kind}; accepted: the mean over the samples, {accepted}")
 
 
-def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(task: Task, outputs: Any, targets: Tensor) -> Tensor:
     """The task's loss. TypeError unless it is one value."""
     return one_value("task.loss", task.loss(outputs, targets), "a tensor of one value")
 

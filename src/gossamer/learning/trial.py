@@ -308,7 +308,7 @@ def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
 
 
 def _tried(
-    measures: Measures, outputs: Tensor, targets: Tensor, on: str, seed: int
+    measures: Measures, outputs: Any, targets: Tensor, on: str, seed: int
 ) -> dict[str, MetricValues]:
     """What the measures of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
     values: dict[str, MetricValues] = {}

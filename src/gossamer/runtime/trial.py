@@ -63,16 +63,13 @@ def try_exchange(setup: Setup) -> None:
 
 
 class _Still:
-    """The engine of a node that neither sends nor waits."""
+    """The engine of a node that neither sends nor waits: a codec has no reason to call what does nothing here."""
 
     presence, paced = None, False
 
     def __init__(self) -> None:
         self.lost: set[int] = set()
-        self.counters = Traffic()
-
-    def now(self) -> float:
-        return 0.0
+        self.traffic = self.counters = Traffic()
 
     def store(self, vector: Tensor) -> Tensor:
         return vector.detach().clone()
@@ -80,8 +77,16 @@ class _Still:
     def is_stored(self, tensor: Tensor) -> bool:
         return False
 
-    def settle(self, vector: Tensor) -> None:
-        pass
+    def now(self) -> float:
+        return 0.0
+
+    def secret(self, n: int) -> bytes:
+        return bytes(n)
+
+    def _nothing(self, *args: Any, **options: Any) -> None:
+        """Do nothing."""
+
+    network_bytes = timer = send = compute = mix = settle = event = finished = end_round = sign = verify = _nothing
 
 
 def _try_codec(setup: Setup, model: Model) -> None:
