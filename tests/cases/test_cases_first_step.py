@@ -180,7 +180,10 @@ def meta(shape: Any, classes: int) -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "problem"),
     [
-        ("twice", "returns the same parameters twice; accepted: a function that returns a fresh nn.Module at each call"),
+        (
+            "twice",
+            "returns the same parameters twice; accepted: a function that returns a fresh nn.Module at each call",
+        ),
         ("meta", "NotImplementedError: Cannot copy out of meta tensor"),
         ("StateDict", "KeyError: 'mine' (test_cases_first_step.py, line "),
         ("Eval", "ZeroDivisionError (test_cases_first_step.py, line "),

@@ -186,7 +186,9 @@ class Scalar(Aggregator):
 
 
 def test_aggregator_that_returns_another_shape_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^aggregator: .*Scalar returns a tensor of shape \(\); accepted: \(15,\)"):
+    with pytest.raises(
+        BadInput, match=r"^aggregator: .*Scalar returns a tensor of shape \(\); accepted: \(15,\)"
+    ):
         play(tmp_path, aggregator=f"{__name__}:Scalar")
 
 

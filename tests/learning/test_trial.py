@@ -199,7 +199,9 @@ def test_a_metric_that_fails_for_parts_is_none() -> None:
             raise ValueError("too few classes")
         return outputs.mean()
 
-    with pytest.raises(BadInput, match=r"^task.metrics.needs_all: ValueError: too few .*, or gossamer.tasks.OverSet"):
+    with pytest.raises(
+        BadInput, match=r"^task.metrics.needs_all: ValueError: too few .*, or gossamer.tasks.OverSet"
+    ):
         tried_measures(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
 
 
