@@ -185,7 +185,7 @@ class Evaluator:
         named = named_parameters(parameters, flat.layout.parameters)
         named |= named_buffers(buffers, flat.layout, flat.module)
 
-        def outputs(tensors: dict[str, Tensor], x: Any) -> Tensor:
+        def outputs(tensors: dict[str, Tensor], x: Any) -> Any:
             with ManyModels(), naming("task.model", x):
                 return scores(partial(call_with, flat.module, tensors), x)
 

@@ -263,10 +263,10 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
             f"{name} takes whole models, but {codec.name_of()} sends parts; accepted: coordinate-mean"
         )
     fewest = fewest_models(experiment, topology)
-    if fewest is not None and fewest.count < aggregator.least:
+    if fewest is not None and fewest.number < aggregator.least:
         when = "" if topology.static else f" in round {fewest.round}"
         raise BadInput(
-            f"{name} takes at least {aggregator.least} models, and node {fewest.rank} has {fewest.count}{when}, its own"
+            f"{name} takes at least {aggregator.least} models, and node {fewest.rank} has {fewest.number}{when}, its own"
             " included; accepted: more neighbours, or other parameters"
         )
 

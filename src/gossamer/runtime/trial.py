@@ -27,7 +27,7 @@ TAG = ("trial",)
 class FewestModels(NamedTuple):
     """The fewest models that an aggregator gets, with the node's own."""
 
-    count: int
+    number: int
     rank: int
     round: int
 
@@ -102,7 +102,7 @@ def _try_codec(setup: Setup, model: Model) -> None:
         vector = sender.node.parameters
         before = vector.clone()
         if algorithm.sends_differences or algorithm.sends_pieces():
-            coded, _ = sender.coder.compress(vector)
+            coded: Any = sender.coder.compress(vector)[0]
             payload: Payload = Model(coded, model.buffers)
         else:
             payload = sender.coder.encode(Model(vector, model.buffers), TAG)
@@ -124,7 +124,7 @@ def _try_aggregator(setup: Setup, model: Model) -> None:
     aggregator = setup.aggregator
     assert aggregator is not None
     fewest = fewest_models(setup.experiment, setup.topology)
-    count = max(aggregator.least, 2) if fewest is None else fewest.count
+    count = max(aggregator.least, 2) if fewest is None else fewest.number
     own: Any = model if setup.layout.buffer_size else model.parameters
     others = [own * 1.1, own * 1.2]  # more than two different ones would be no other case
     inbox: dict[int, Any] = {number: others[number % 2] for number in range(1, count)}
@@ -144,4 +144,4 @@ def _try_aggregator(setup: Setup, model: Model) -> None:
 
 def _whole(vector: Any) -> Tensor:
     """A model as one vector."""
-    return vector.flatten() if isinstance(vector, Model) else vector  # type: ignore[no-any-return]
+    return vector.flatten() if isinstance(vector, Model) else vector
