@@ -200,7 +200,8 @@ def test_a_metric_that_fails_for_parts_is_none() -> None:
         return outputs.mean()
 
     with pytest.raises(
-        BadInput, match=r"^task.metrics.needs_all, given .*: ValueError: too few .*, or gossamer.tasks.OverSet"
+        BadInput,
+        match=r"^task.metrics.needs_all, given .*: ValueError: too few .*, or gossamer.tasks.OverSet",
     ):
         tried_measures(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
 

@@ -307,9 +307,7 @@ def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
     return targets.reshape(len(targets), -1).double().mean(1).argsort(stable=True)
 
 
-def _tried(
-    measures: Measures, outputs: Any, targets: Tensor, on: str, seed: int
-) -> dict[str, MetricValues]:
+def _tried(measures: Measures, outputs: Any, targets: Tensor, on: str, seed: int) -> dict[str, MetricValues]:
     """What the measures of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
     values: dict[str, MetricValues] = {}
     streams = fresh_streams(measures, "cpu")

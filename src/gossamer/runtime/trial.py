@@ -86,7 +86,9 @@ class _Still:
     def _nothing(self, *args: Any, **options: Any) -> None:
         """Do nothing."""
 
-    network_bytes = timer = send = compute = mix = settle = event = finished = end_round = sign = verify = _nothing
+    network_bytes = timer = send = compute = mix = settle = event = finished = end_round = sign = verify = (
+        _nothing
+    )
 
 
 def _try_codec(setup: Setup, model: Model) -> None:
