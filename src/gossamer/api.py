@@ -24,7 +24,7 @@ from gossamer.results.recorder import MEASURED_BEFORE, NETWORK, close_after, clo
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome
-from gossamer.runtime.setup import resolved
+from gossamer.runtime.warm_start import resolved
 
 if TYPE_CHECKING:
     from gossamer.runtime.processes.fork_server import ForkServer, Listen

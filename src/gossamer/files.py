@@ -205,8 +205,8 @@ def read_tensors(path: Path, root: Path | None = None) -> dict[str, Tensor]:
         if not start:
             problem = "an empty file"
         elif start.startswith((b"PK\x03\x04", b"\x80")):  # a pickle, in a ZIP archive or by itself
-            problem = "a file of torch.save or of pickle, which could run code"
-            accepted += ", e.g. by safetensors.torch.save_file(model.state_dict(), path)"
+            problem = "a file of torch.save or of pickle, which may run code when it is read"
+            accepted += ", as from safetensors.torch.save_model(module, file)"
         elif start == b"\x89HDF":
             problem = "HDF5"
         else:

@@ -62,17 +62,17 @@ def frozen(samples: int = 64) -> Task:
 
 
 def poisoned(samples: int = 40, owners: int = 4, bad: int = 2) -> Task:
-    """A loss that raises on the samples of one owner."""
+    """A loss that raises on one sample of one owner, which has neither the highest nor the lowest target."""
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         # A branch on a value fails under vmap: for the sequential trainer only.
-        if bool((targets > 1e6).any()):
+        if bool((targets == 0).any()):
             raise OverflowError("a target beyond all measure")
         return half_mean_square(outputs, targets)
 
     x, y = _data(samples, 1)
     groups = torch.arange(samples) % owners
-    y[groups == bad] = 1e9
+    y[samples - owners + bad] = 0.0
     return Task(
         model=lambda: nn.Linear(FEATURES, 1), train=(x, y), test=_data(20, 2), loss=loss, groups=groups
     )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import Tensor, nn
 
-from gossamer.learning.parameters import SharedConstants, initial_model
+from gossamer.learning.parameters import ModuleMaker, initial_model
 from gossamer.messages.tags import Model
 from gossamer.tasks.models import MLP, GNLeNet
 from gossamer.tasks.task import Task, accuracy
@@ -44,7 +44,7 @@ MODELS = {
     "gn-lenet": lambda: GNLeNet(SHAPE, CLASSES),
     "batch norm": normed,
     "dropout": dropping,
-    "frozen": SharedConstants(frozen, 0),
+    "frozen": ModuleMaker(frozen, 0),
 }
 
 

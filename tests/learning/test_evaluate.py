@@ -8,22 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name
 from learning_tasks import images, start
 from torch import nn
 
-from gossamer import BadInput
-from gossamer.learning.evaluate import BATCH, Evaluator, try_out
+from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
 from gossamer.randomness import generator
 from gossamer.tasks.task import ExpMean, RootMean, Task
-
-
-class Pair(nn.Module):
-    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return inputs.flatten(1)[:, :4], None
 
 
 def direct(task: Task, seed: int, inputs: torch.Tensor, targets: torch.Tensor) -> dict[str, float]:
@@ -206,40 +199,6 @@ def test_exception_of_a_metric_is_passed_on_unchanged() -> None:
     task = replace(images("mlp"), metrics={"fails": fails})
     with pytest.raises(KeyError, match="no such table"):
         Evaluator(task, seed=1).test(start(task, 4))
-
-
-def test_broken_task_is_refused_by_try_out() -> None:
-    def fails(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        raise KeyError("no such table")
-
-    def mixes(inputs: torch.Tensor, generator: np.random.Generator) -> torch.Tensor:
-        raise ZeroDivisionError("mixes nothing")
-
-    task = images("mlp")
-    (x, y), pixels = task.test, task.train[0][0].numel()
-    few = nn.Sequential(nn.Flatten(), nn.Linear(pixels, int(y.max())))  # one class is missing
-    wrong: list[tuple[Task, nn.Module, str]] = [
-        (task, few, r"^task.loss, given outputs \(2, 3\) .*: IndexError: "),
-        (task, nn.Linear(3, 4), r"^task.model, given inputs \(2, 1, 8, 8\) of torch.float32: RuntimeError: "),
-        (task, Pair(), "^task.(loss|model), given .*Tensor"),
-        (
-            replace(task, metrics={"fails": fails}),
-            task.model(),
-            "^task.metrics.fails: KeyError: .*no such table",
-        ),
-        (replace(task, augment=mixes), task.model(), "^task.augment: ZeroDivisionError: mixes nothing"),
-        (replace(task, augment=lambda x, rng: x[..., :3]), task.model(), "^task.model, given inputs "),
-        (
-            replace(task, tests={"test": (x, y), "far": (x, y + 9)}),
-            task.model(),
-            "^task.loss, given outputs ",
-        ),
-        (replace(task, loss=F.mse_loss), task.model(), "^task.loss, given outputs "),
-    ]
-    try_out(task, task.model(), seed=1)
-    for other, module, problem in wrong:
-        with pytest.raises(BadInput, match=problem):
-            try_out(other, module, seed=1)
 
 
 def test_no_value_of_a_model_that_is_not_finite_is_finite() -> None:

@@ -11,7 +11,7 @@ from gossamer.learning.parameters import (
     Field,
     FlatModule,
     Layout,
-    SharedConstants,
+    ModuleMaker,
     bare_module,
     flatten,
     initial_model,
@@ -134,7 +134,7 @@ class Constants(nn.Module):
 
 
 def test_modules_share_frozen_parameters_and_constants() -> None:
-    make = SharedConstants(Constants, 7)
+    make = ModuleMaker(Constants, 7)
     one, other = make(), make()
     assert isinstance(one, Constants)
     assert isinstance(other, Constants)
@@ -156,6 +156,6 @@ def test_modules_share_frozen_parameters_and_constants() -> None:
     expected = drawn(x)
     assert torch.equal(other(x), expected)
     assert torch.equal(called(one, flatten(other), x)[0], expected)
-    again = SharedConstants(Constants, 7)()
+    again = ModuleMaker(Constants, 7)()
     assert torch.equal(called(again, flatten(other), x)[0], expected)
-    assert not torch.equal(called(SharedConstants(Constants, 8)(), flatten(other), x)[0], expected)
+    assert not torch.equal(called(ModuleMaker(Constants, 8)(), flatten(other), x)[0], expected)

@@ -18,7 +18,7 @@ import gossamer
 from gossamer import BadInput, Experiment, Run, Task
 from gossamer.config.registry import build, names
 from gossamer.learning.optimizer import SGD, Adam, Optimizer, State
-from gossamer.learning.parameters import Layout, SharedConstants
+from gossamer.learning.parameters import Layout, ModuleMaker
 from gossamer.learning.proof import failure_of
 
 
@@ -443,14 +443,32 @@ def test_losses_that_are_no_means_are_proved_as_they_are() -> None:
     assert failure("batched", Curved, task=replace(images("mlp"), loss=total)) is None
 
 
-def test_losses_that_raise_are_left_to_the_nodes() -> None:
+@pytest.mark.parametrize("name", ["sequential", "batched"])
+def test_losses_that_raise_are_refused(name: str) -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         raise OverflowError("too much")
 
-    task = replace(images("mlp"), loss=loss)
-    assert failure("sequential", Two, task=task) is None
-    assert (found := failure("batched", Two, task=task)) is not None
-    assert found.startswith("can't be compared with plain training, which raises OverflowError: too much")
+    message = r"^task.loss, given outputs .* and targets .*: OverflowError: too much \(test_proof.py, line \d+\); accepted: "
+    with pytest.raises(BadInput, match=message):
+        failure(name, Two, task=replace(images("mlp"), loss=loss))
+
+
+class Teacher(Two):
+    """It moves its frozen parameters in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.teacher = nn.Linear(64, CLASSES).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.teacher.weight.mul_(0.9)
+        outputs: Tensor = super().forward(x) - self.teacher(x.flatten(1))
+        return outputs
+
+
+def test_constants_that_a_forward_pass_changes_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"so Teacher \(teacher.weight\) keeps state outside of parameters"):
+        failure("sequential", ModuleMaker(Teacher, 3))
 
 
 # --- runs
@@ -551,7 +569,7 @@ def test_random_numbers_of_applied_steps_are_keyed_and_differ(tmp_path: Path) ->
 
 def test_coordinator_decides_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("gossamer.runtime.setup.failure_of", lambda *_: "is a test")
+        patch.setattr("gossamer.runtime.setup.failure_of", lambda *_, **__: "is a test")
         run = play(tmp_path, "Two", engine={"name": "processes"})  # workers would choose "fused"
     assert run.experiment["engine"]["trainer"] == run.setup["trainer"] == "sequential"
     assert run.setup["trainer_note"] == "not fused: it is a test"
@@ -565,4 +583,4 @@ def test_shared_constants_are_not_blamed() -> None:
         return module
 
     for name in ("sequential", "batched"):
-        assert failure(name, SharedConstants(adapted, 3)) is None
+        assert failure(name, ModuleMaker(adapted, 3)) is None

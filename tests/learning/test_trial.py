@@ -11,11 +11,15 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
+from learning_tasks import images
 from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
 from gossamer import BadInput, Task
 from gossamer.learning.measures import Measures
+from gossamer.learning.optimizer import SGD
+from gossamer.learning.parameters import Layout
+from gossamer.learning.proof import failure_of
 from gossamer.learning.trial import no_means, tried_measures
 from gossamer.tasks import Digits, ExpMean, LeastSquares, OverSet, RootMean, accuracy
 from gossamer.tasks.language import IGNORED, METRICS, token_loss
@@ -195,7 +199,10 @@ def test_a_metric_that_fails_for_parts_is_none() -> None:
             raise ValueError("too few classes")
         return outputs.mean()
 
-    with pytest.raises(BadInput, match=r"needs_all is no mean .* fails for 24 samples \(ValueError: too few"):
+    with pytest.raises(
+        BadInput,
+        match=r"^task.metrics.needs_all, given .*: ValueError: too few .*, or gossamer.tasks.OverSet",
+    ):
         tried_measures(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
 
 
@@ -413,3 +420,58 @@ def test_the_only_sample_of_a_class_in_a_large_set_is_tried() -> None:
     task = replace(DIGITS, metrics={"recall": recall_of(2)})
     outputs = torch.randn(24, 10, generator=torch.Generator().manual_seed(1))
     assert set(no_means(Measures.of(task), outputs, y[-24:], [y], 1)) == {"recall"}
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, None]:
+        return self.out(inputs.flatten(1)), None
+
+
+def test_broken_tasks_are_refused_in_the_name_of_the_part() -> None:
+    def fails(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise KeyError("no such table")
+
+    def mixes(inputs: Tensor, generator: np.random.Generator) -> Tensor:
+        raise ZeroDivisionError("mixes nothing")
+
+    def tried(given: Task) -> None:
+        layout = Layout.of(given.model())
+        assert failure_of("sequential", given, SGD(lr=0.1), layout, "cpu", 6, seed=1) is None
+        tried_measures(given, 1, None)
+
+    task = images("mlp")
+    x, y = task.test
+    few: Any = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, int(y.max())))  # noqa: E731 - one class is missing
+    wrong: list[tuple[Task, str]] = [
+        (replace(task, model=few), r"^task.loss, given outputs \(2, 3\) .*: IndexError: "),
+        (
+            replace(task, model=lambda: nn.Linear(3, 4)),
+            r"^task.model, given inputs \(2, 1, 8, 8\) of torch.float32: RuntimeError: ",
+        ),
+        (replace(task, model=Pair), "^task.loss, given outputs tuple of 2 and targets "),
+        (replace(task, metrics={"fails": fails}), "^task.metrics.fails, given .*: KeyError: .*no such table"),
+        (replace(task, augment=mixes), "^task.augment, given .*: ZeroDivisionError: mixes nothing"),
+        (replace(task, augment=lambda x, rng: x[..., :3]), "^task.model, given inputs "),
+        (
+            replace(task, tests={"test": (x, y), "far": (x, y + 9)}),
+            "^task.loss, given outputs .* those in the evaluation set 'far' are 9 to 12$",
+        ),
+        (replace(task, loss=F.mse_loss), "^task.loss, given outputs "),
+        (
+            replace(task, metrics={"root": RootMean(lambda outputs, targets: -outputs.square().mean())}),
+            "^task.metrics.root: a mean of -.*, which has no root; accepted: a metric that is not negative",
+        ),
+    ]
+    tried(task)
+    for other, problem in wrong:
+        with pytest.raises(BadInput, match=problem):
+            tried(other)
+
+
+def test_outputs_of_none_are_passed_on() -> None:
+    task = replace(images("mlp"), model=Pair, loss=lambda o, y: F.cross_entropy(o[0], y), metrics={})
+    assert tried_measures(task, 1, None)[1] == []

@@ -68,8 +68,14 @@ def broken() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (no_module, "task.model: returns NoneType; accepted: a fresh nn.Module"),
-        (broken, r"task.model: raised ZeroDivisionError: no layers \(test_setup.py, line \d+\)"),
+        (
+            no_module,
+            "task.model: returns NoneType; accepted: a function that returns a fresh nn.Module at each call",
+        ),
+        (
+            broken,
+            r"task.model: ZeroDivisionError: no layers \(test_setup.py, line \d+\); accepted: a function that .*",
+        ),
     ],
 )
 def test_model_factory_must_return_a_module(

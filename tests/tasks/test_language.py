@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import gossamer
 from gossamer import BadInput, Experiment
 from gossamer.learning.optimizer import SGD
-from gossamer.learning.parameters import Layout, SharedConstants, initial_model
+from gossamer.learning.parameters import Layout, ModuleMaker, initial_model
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import BatchedTrainer, SequentialTrainer, TrainJob
 from gossamer.runtime.setup import prepare
@@ -273,7 +273,7 @@ def test_experiment_with_model_folder_round_trips(folder: Path) -> None:
 
 
 def test_frozen_weights_of_adapted_gpt2_are_shared() -> None:
-    make = SharedConstants(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
+    make = ModuleMaker(small(lora=Lora()).factory(None, shape=(28,), classes=14), 3)
     one, other = make(), make()
     for name, weight in one.named_parameters():
         assert (weight is other.get_parameter(name)) == ("lora" not in name)
@@ -287,7 +287,7 @@ def test_frozen_weights_of_adapted_gpt2_are_shared() -> None:
         ({"name": "gpt2", "hub_id": "a/b"}, "task.model.hub_id: unknown field"),
         ({**SMALL, "width": 10, "heads": 4}, "a width that is a multiple of heads, 4"),
         ({"name": "causal-lm", "path": "nowhere"}, "task.model: .*nowhere"),
-        ({**SMALL, "lora": {"targets": ["no_such_layer"]}}, r"task\.model: raised \w+Error: .*no_such_layer"),
+        ({**SMALL, "lora": {"targets": ["no_such_layer"]}}, r"task\.model: \w+Error: .*no_such_layer"),
     ],
 )
 def test_bad_models_are_refused(model: dict[str, Any], message: str) -> None:

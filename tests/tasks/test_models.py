@@ -239,7 +239,7 @@ def test_user_model_receives_shape_classes_and_parameters(model, count, tmp_path
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("torch.nn:Linear", r"task.model: raised TypeError: .*missing 2 required|in_features: missing"),
+        ("torch.nn:Linear", r"task.model: TypeError: .*missing 2 required|in_features: missing"),
         ({"name": "torch.nn:Softmax", "dim": 1}, "the module has no parameters"),
         ("torch.nn:no_such_layer", "'torch.nn' has no 'no_such_layer'"),
         ("digits", "task.model: unknown name 'digits'"),

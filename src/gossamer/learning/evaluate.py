@@ -21,16 +21,14 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.func import vmap
 
-from gossamer.errors import BadInput, cause, is_own
+from gossamer.errors import cause
+from gossamer.learning.guard import naming
 from gossamer.learning.many import ManyModels, call_with, is_dense, named_buffers
 from gossamer.learning.measures import (
     Measures,
     MetricValues,
     SetValues,
     fresh_streams,
-    measured,
-    naming,
-    part,
 )
 from gossamer.learning.parameters import (
     FlatModule,
@@ -40,15 +38,13 @@ from gossamer.learning.parameters import (
     generator_states,
     is_finite,
     named_parameters,
-    packed,
     scores,
-    unpacked,
 )
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool, chunk_size, chunks
 from gossamer.messages.tags import Model
-from gossamer.randomness import SHARED, generator, torch_seed
-from gossamer.tasks.metrics import Streamed
+from gossamer.randomness import generator, torch_seed
+from gossamer.tasks.metrics import IGNORED, Streamed
 from gossamer.tasks.task import FunctionOfMean, Pair, Task, for_each
 
 BATCH = 100  # samples in a forward pass, few enough for activations to stay in the cache
@@ -189,7 +185,7 @@ class Evaluator:
         named = named_parameters(parameters, flat.layout.parameters)
         named |= named_buffers(buffers, flat.layout, flat.module)
 
-        def outputs(tensors: dict[str, Tensor], x: Any) -> Tensor:
+        def outputs(tensors: dict[str, Tensor], x: Any) -> Any:
             with ManyModels(), naming("task.model", x):
                 return scores(partial(call_with, flat.module, tensors), x)
 
@@ -288,36 +284,6 @@ def _attempt(run: Callable[..., MetricValues], *args: Any) -> MetricValues | Exc
         return error
 
 
-def try_out(task: Task, module: nn.Module, seed: int) -> None:
-    """Let a fresh module of a task compute the outputs of two augmented training samples, and all means over
-    two samples of each evaluation set. BadInput with the part of the task that raised an error."""
-    module.eval()
-    tried, means = "task", Measures.of(task).means
-    try:
-        with torch.no_grad():
-            for inputs, targets in (task.train, *task.tests.values()):
-                values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
-                highest = int(values.flatten(1).amax(1).argmax() if values.dim() > 1 else values.argmax())
-                x, y = chosen_from((inputs, targets), torch.tensor([0, highest]))  # a label may be too high
-                training = inputs is task.train[0]
-                if training and task.augment is not None:
-                    tried = "task.augment"
-                    with naming(tried, x):
-                        x = unpacked(packed(task.augment(x, generator(seed, "try-out", SHARED))), inputs)
-                tried = "task.model"
-                with naming(tried, x):
-                    outputs = scores(module, x)
-                if training:
-                    continue  # the loss may refuse a single bad sample; the node that has it fails later
-                for name, measure in means.items():
-                    tried = part(name)
-                    measured(name, measure, outputs, y)
-    except Exception as error:
-        problem = f"{tried}: {cause(error)}" if is_own(error) else str(error)
-        cure = f", or {CURE}" if tried.startswith("task.metrics") else ""
-        raise BadInput(f"{problem}; accepted: parts that fit together{cure}") from error
-
-
 def drawn_sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
     """The samples of an evaluation set on which models are evaluated."""
     count = len(task.tests[name][1])
@@ -331,3 +297,16 @@ def drawn_sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
 def chosen_from(pair: Pair, indices: Tensor | slice) -> Pair:
     """Some of the samples."""
     return for_each(lambda tensor: tensor[indices], pair[0]), pair[1][indices]
+
+
+def extremes(targets: Tensor) -> tuple[int, int]:
+    """The samples with the highest and the lowest target, which are the most likely ones to be refused. Targets that torch's
+    losses ignore do not count."""
+    if targets.is_complex():
+        return 0, 0
+    values = targets.to(torch.uint8) if targets.dtype is torch.bool else targets
+    values = values.reshape(len(values), -1)
+    highest = int(values.amax(1).argmax())
+    if not values.is_floating_point():
+        values = torch.where(values == IGNORED, values.max(), values)
+    return highest, int(values.amin(1).argmin())

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.errors import GossamerError, is_own
+from gossamer.learning.guard import naming
 from gossamer.learning.parameters import is_finite, one_value
 from gossamer.tasks.metrics import OverSet, Streamed
 from gossamer.tasks.task import FunctionOfMean, Metric, Task
@@ -203,21 +203,3 @@ def _count(value: Any) -> int:
 def part(measure: str) -> str:
     """The field of the task that a measure is."""
     return "task.loss" if measure == "loss" else f"task.metrics.{measure}"
-
-
-@contextmanager
-def naming(field: str, inputs: Any = None, **tensors: Any) -> Iterator[None]:
-    """Add the part of the task and its tensor arguments to an error raised by torch."""
-    tensors |= inputs if isinstance(inputs, dict) else {"inputs": inputs}
-    try:
-        yield
-    except Exception as error:
-        if is_own(error) or isinstance(error, GossamerError):
-            raise
-        kinds = " and ".join(f"{name} {_kind(value)}" for name, value in tensors.items() if value is not None)
-        given, message = f", given {kinds}" if kinds else "", " ".join(str(error).split())
-        raise RuntimeError(f"{field}{given}: {type(error).__name__}: {message}") from error
-
-
-def _kind(value: object) -> str:
-    return f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

@@ -107,6 +107,33 @@ class Mix:
         return (vectors[1:], shares, self.own) if self.differences else (vectors, [own, *shares], None)
 
 
+def check_arguments(call: str, inbox: object, weights: object, *own: object) -> None:
+    """Refuse arguments of ``node.combine`` or ``node.mix`` of other kinds, such as in another order, with a TypeError."""
+    of_numbers = isinstance(weights, Mapping) and not any(
+        isinstance(weight, Tensor | Part | Model) and not (isinstance(weight, Tensor) and weight.dim() == 0)
+        for weight in weights.values()
+    )
+    if (
+        of_numbers
+        and isinstance(inbox, Mapping)
+        and all(isinstance(vector, Tensor | Model) for vector in own)
+    ):
+        return
+    given = ", ".join(_described(argument) for argument in (*own, inbox, weights))
+    accepted = ["own (a vector or a Model)"] * len(own) + [
+        "inbox (rank -> vector)",
+        "weights (rank -> number)",
+    ]
+    raise TypeError(f"node.{call}: got {given}; accepted: {', '.join(accepted)}")
+
+
+def _described(argument: object) -> str:
+    if isinstance(argument, Mapping):
+        kinds = {type(value).__name__: None for value in argument.values()}
+        return f"{type(argument).__name__} of {' and '.join(kinds) or 'nothing'}"
+    return type(argument).__name__
+
+
 def combine(
     own: Any,
     inbox: Mapping[int, Any],

@@ -11,8 +11,9 @@ rows and columns, and SparseAdam needs sparse gradients, so a flat vector does n
 from __future__ import annotations
 
 import inspect
+import reprlib
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from typing import Annotated, Any, ClassVar, final
 
@@ -33,11 +34,16 @@ from torch.optim.sgd import sgd
 
 from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput
+from gossamer.learning.guard import kind, refusing
 from gossamer.learning.learning_rate import LearningRateSchedule
 
 List = list[Tensor]
 State = dict[str, Tensor]
 """Optimizer state: name -> tensor [P], or a counter [1] on the CPU (stacked: [nodes, P], [nodes, 1])."""
+
+
+_GROUPS = frozenset({"groups", "param_groups", "parameter_groups", "params", "no_decay", "no_weight_decay"})
+"""Names under which other frameworks take groups of parameters."""
 
 
 class Optimizer(Component):
@@ -57,13 +63,27 @@ class Optimizer(Component):
     # Starts each round with a new state (momentum and so on), as DecentralizePy does.
     reset_every_round: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _has_one_group(cls, given: Any) -> Any:
+        """Refuse settings for groups of parameters, which torch.optim has, with the way to have them."""
+        if isinstance(given, Mapping):
+            for name, value in given.items():
+                strange = str(name) in _GROUPS and name not in cls.model_fields
+                if strange or (name in ("lr", "weight_decay") and isinstance(value, Mapping | list | tuple)):
+                    raise BadInput(
+                        f"optimizer.{name}: got {reprlib.repr(value)}, but a setting holds for all parameters; accepted: an"
+                        " optimizer of your own with groups, in a few lines (docs/extending.md#groups-of-parameters)"
+                    )
+        return given
+
     def lr_at(self, round: int) -> float:
         """The learning rate of a round, from 0."""
         return self.lr if self.schedule is None else self.lr * self.schedule.factor_at(round)
 
     @abstractmethod
     def init(self, parameters: Tensor) -> State:
-        """The state before the first step, for parameters [..., P]."""
+        """The state before the first step, for a node's parameters [P]."""
 
     @final
     def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
@@ -86,6 +106,21 @@ class Optimizer(Component):
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Take one step with a clipped gradient, in place. Arguments are as in :meth:`step`. Torch's random
         generator is seeded for each node's steps."""
+
+
+def checked_state(optimizer: Optimizer, parameters: Tensor) -> State:
+    """The state before the first step, for parameters [P]. BadInput if ``init`` raises an error, or returns something else
+    than tensors by name."""
+    field = f"optimizer: {optimizer.name_of()}.init"
+    accepted = "a mapping of names to tensors, [P] or, for counters, [1]"
+    with refusing(field, f"for the parameters [{len(parameters)}] of a node, {accepted}"):
+        state: object = optimizer.init(parameters)
+    if not isinstance(state, dict):
+        raise BadInput(f"{field} returns {kind(state)}; accepted: {accepted}")
+    for name, value in state.items():
+        if not (isinstance(name, str) and isinstance(value, Tensor) and value.dim() == 1):
+            raise BadInput(f"{field} returns {name!r}: {kind(value)}; accepted: {accepted}")
+    return state
 
 
 def counter(parameters: Tensor) -> Tensor:

@@ -2,26 +2,31 @@
 
 The order is that of ``module.named_parameters()``. Integer buffers (a batch counter) are stored as whole
 numbers. Frozen parameters (``requires_grad=False``) and constants (non-persistent buffers) are not part of
-the vectors: they stay in the modules (:class:`SharedConstants`).
+the vectors: they stay in the modules (:class:`ModuleMaker`).
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from gossamer.errors import BadInput
+from gossamer.learning.guard import refusing
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, torch_seed
-from gossamer.tasks.task import Task
+from gossamer.tasks.task import Task, for_each
 
 
 @dataclass(frozen=True)
@@ -73,12 +78,13 @@ class Layout:
     def of(module: nn.Module) -> Layout:
         """The layout of a module. BadInput if a trained parameter is not float32, or if no parameter is
         trained."""
-        for name, parameter in _trained(module):
+        trained, buffers = _trained(module), _buffers(module)
+        for name, parameter in trained:
             if parameter.dtype != torch.float32:
                 raise BadInput(
                     f"task.model: parameter {name!r} is {parameter.dtype}; accepted: torch.float32"
                 )
-        for name, buffer in _buffers(module):
+        for name, buffer in buffers:
             has_values = buffer.numel() and not buffer.is_meta
             integers = has_values and not (buffer.is_floating_point() or buffer.is_complex())
             if buffer.is_complex() or (integers and int(buffer.to(torch.int64).abs().max()) > MAX_WHOLE):
@@ -87,7 +93,7 @@ class Layout:
                     f"task.model: buffer {name!r} has {kind}, but buffers are sent as float32; accepted: other values, or"
                     " persistent=False"
                 )
-        layout = Layout(_fields(_trained(module)), _fields(_buffers(module)))
+        layout = Layout(_fields(trained), _fields(buffers))
         if layout.size == 0:
             frozen = sum(1 for _ in module.parameters())
             problem = f"all {frozen} parameters are frozen" if frozen else "the module has no parameters"
@@ -105,33 +111,91 @@ def _buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [(name, buffer) for name, buffer in module.named_buffers() if name in saved]
 
 
-class SharedConstants:
-    """Creates modules that share the frozen parameters and the constants of one module, which are drawn for a
-    seed. A process has only one copy for all nodes, and all processes have the same values. A forward pass
-    must not modify them."""
+class ModuleMaker:
+    """Creates the modules of a run, each like the first one.
 
-    def __init__(self, make: Callable[[], nn.Module], seed: int) -> None:
-        self._make = make
+    Lazy layers get their shapes from a call with some ``inputs``. All modules share the frozen parameters and the constants
+    of the first one, which are drawn for a seed: a process has only one copy for all nodes, and all processes have the same
+    values. A forward pass must not modify them. BadInput if the user's function or the module raises an error, or for a
+    module that is not like the first one.
+
+    Attributes:
+        layout: that of each module.
+        names: every name of a parameter or buffer, with the first name of the same tensor, which the layout has.
+        constants: the shared tensors, by every name."""
+
+    def __init__(self, make: Callable[[], nn.Module], seed: int, inputs: Any = None) -> None:
+        self._make, self._inputs = make, inputs
         with drawing_from(seed):
-            module = make()
-        saved = module.state_dict().keys()
-        parameters = module.named_parameters(remove_duplicate=False)
-        buffers = module.named_buffers(remove_duplicate=False)
-        frozen: dict[str, Tensor] = {name: p for name, p in parameters if not p.requires_grad}
-        self._constants = frozen | {name: buffer for name, buffer in buffers if name not in saved}
+            module = self._made()
+        with refusing("task.model", _FRESH):
+            self.layout = Layout.of(module)
+            saved = module.state_dict().keys()
+            parameters = dict(module.named_parameters(remove_duplicate=False))
+            buffers = dict(module.named_buffers(remove_duplicate=False))
+        self.constants: dict[str, Tensor] = {
+            **{name: parameter for name, parameter in parameters.items() if not parameter.requires_grad},
+            **{name: buffer for name, buffer in buffers.items() if name not in saved},
+        }
+        first: dict[int, str] = {}
+        self.names = {name: first.setdefault(id(t), name) for name, t in {**parameters, **buffers}.items()}
 
     def __call__(self) -> nn.Module:
-        module = self._make()
-        for name, tensor in self._constants.items():
-            path, _, leaf = name.rpartition(".")
-            setattr(module.get_submodule(path), leaf, tensor)
+        module = self._made()
+        with refusing("task.model", _FRESH):
+            if Layout.of(module) != self.layout:
+                raise BadInput(
+                    "task.model: a later call returns a module with other parameters or buffers; accepted: modules that"
+                    " differ only in their values"
+                )
+            for name, tensor in self.constants.items():
+                path, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(path), leaf, tensor)
         return module
 
+    def _made(self) -> nn.Module:
+        with refusing("task.model", _FRESH):
+            module: Any = self._make()
+            if not isinstance(module, nn.Module):
+                raise BadInput(f"task.model: returns {type(module).__name__}; accepted: {_FRESH}")
+            if self._inputs is not None and _lazy(module):
+                self._materialise(module)
+            for _, parameter in _trained(module):
+                if hasattr(parameter, _MADE):
+                    raise BadInput(f"task.model: returns the same parameters twice; accepted: {_FRESH}")
+                setattr(parameter, _MADE, True)
+            if lazy := _lazy(module):
+                raise BadInput(
+                    f"task.model: {lazy[0]!r} has no shape yet, as in a lazy layer that a call does not reach; accepted:"
+                    " layers with shapes"
+                )
+        return module
 
-def sharing_constants(task: Task, seed: int) -> Task:
-    """The same task with models that share their constants. The key is that of the common initial model, so
-    all processes have the same constants, even with independent models."""
-    return replace(task, model=SharedConstants(task.model, torch_seed(seed, "initial", SHARED)))
+    def _materialise(self, module: nn.Module) -> None:
+        """Give lazy layers their shapes by a call in evaluation mode, which leaves the statistics of batch norms alone."""
+        training = module.training
+        module.eval()
+        with torch.no_grad():
+            scores(module, for_each(torch.clone, self._inputs))
+        module.train(training)
+
+
+_MADE = "_gossamer_made"  # attribute of parameters of a module that was returned before
+_FRESH = "a function that returns a fresh nn.Module at each call"
+
+
+def _lazy(module: nn.Module) -> list[str]:
+    """The names of parameters and buffers without a shape."""
+    named = chain(module.named_parameters(), module.named_buffers())
+    return [name for name, tensor in named if is_lazy(tensor)]
+
+
+def with_maker(task: Task, seed: int) -> tuple[Task, ModuleMaker]:
+    """The same task with a :class:`ModuleMaker` as its model, and this. The key of constants is that of the common initial
+    model, so all processes have the same ones, even with independent models."""
+    inputs = for_each(lambda tensor: tensor[:2], task.train[0])
+    maker = ModuleMaker(task.model, torch_seed(seed, "initial", SHARED), inputs)
+    return replace(task, model=maker), maker
 
 
 def _fields(named: Iterable[tuple[str, Tensor]]) -> tuple[Field, ...]:
@@ -167,6 +231,19 @@ def drawing_from(seed: int, device: torch.device | str = "cpu") -> Iterator[None
         yield
 
 
+@contextmanager
+def generators_restored(device: torch.device | str = "cpu") -> Iterator[None]:
+    """After this context, the global generators of Python, NumPy and torch have the states that they had before it."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    gpus = [device] if torch.device(device).type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=gpus):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
 def seed_generators(seed: int, device: torch.device | str) -> None:
     """Seed only the generators from which a module on this device may draw; seeding all would take 0.4
     ms."""
@@ -195,9 +272,6 @@ def named_parameters(
     return {field.name: field.of(v) for field in fields}
 
 
-_IN_USE = "_gossamer_in_use"  # attribute of parameters that are views of a vector
-
-
 class FlatModule:
     """A module whose trained parameters are views of one vector, ``parameters`` [P]."""
 
@@ -207,16 +281,11 @@ class FlatModule:
         self._trained = [parameter for _, parameter in _trained(module)]
         self.parameters = torch.empty(self.layout.size, dtype=torch.float32, device=self._trained[0].device)
         for field, parameter in zip(self.layout.parameters, self._trained, strict=True):
-            if hasattr(parameter, _IN_USE):
-                raise BadInput(
-                    "task.model: returns the same parameters twice; accepted: a new module at each call"
-                )
             if getattr(parameter, "_post_accumulate_grad_hooks", None):
                 raise BadInput(
                     f"task.model: {field.name!r} has a hook on its accumulated gradient, which no trainer calls; accepted:"
                     " a hook on the gradient (register_hook)"
                 )
-            setattr(parameter, _IN_USE, True)
             parameter.data = field.of(self.parameters)
         paths = (field.name.rpartition(".") for field in self.layout.buffers)
         self._places = [(module.get_submodule(path), leaf) for path, _, leaf in paths]
@@ -256,12 +325,11 @@ def unpacked(tensors: Sequence[Tensor], like: Any) -> Any:
     return dict(zip(like, tensors, strict=True)) if isinstance(like, dict) else tensors[0]
 
 
-def scores(call: Callable[..., Any], inputs: Any) -> Tensor:
-    """The outputs of a module for some inputs; a dict holds its arguments by name. Modules of transformers
-    return an object with ``logits``."""
+def scores(call: Callable[..., Any], inputs: Any) -> Any:
+    """The outputs of a module for some inputs: a tensor, or what loss and metrics take; a dict holds its arguments by name.
+    Modules of transformers return an object with ``logits``."""
     outputs = call(**inputs) if isinstance(inputs, dict) else call(inputs)
-    logits: Tensor = getattr(outputs, "logits", outputs)
-    return logits
+    return getattr(outputs, "logits", outputs)
 
 
 def one_value(field: str, value: object, accepted: str) -> Tensor:
@@ -273,7 +341,7 @@ def one_value(field: str, value: object, accepted: str) -> Tensor:
     raise TypeError(f"{field}: returns {kind}; accepted: the mean over the samples, {accepted}")
 
 
-def loss_of(task: Task, outputs: Tensor, targets: Tensor) -> Tensor:
+def loss_of(task: Task, outputs: Any, targets: Tensor) -> Tensor:
     """The task's loss. TypeError unless it is one value."""
     return one_value("task.loss", task.loss(outputs, targets), "a tensor of one value")
 

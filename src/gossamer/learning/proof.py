@@ -1,6 +1,8 @@
-"""The proof that a trainer takes the steps of plain training, on the run's own model, loss, data and optimizer.
+"""The first steps, which are tried before a run: those of plain training, and the proof that a trainer takes the same ones,
+on the run's own model, loss, data and optimizer.
 
-A faster way to train may leave out what it does not know: a hook, a gradient of one's own, an optimizer that reduces over the
+Plain training has to take a step with the lowest and the highest target, and one with the smallest batch of the run. A faster
+way to train may leave out what it does not know: a hook, a gradient of one's own, an optimizer that reduces over the
 vector. Its steps look like any others, so three nodes take the same ones by autograd, one node at a time, before a run
 begins. Parameters after a step are not compared, since RMSprop turns a rounding of the gradient into half a learning rate.
 """
@@ -10,22 +12,32 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from gossamer import numerics
-from gossamer.errors import BadInput, GossamerError, cause
+from gossamer.errors import BadInput, cause
 from gossamer.learning.computation import trainer_of
+from gossamer.learning.evaluate import extremes
+from gossamer.learning.guard import fitting, refusing
 from gossamer.learning.many import batching_obstacle
 from gossamer.learning.optimizer import Optimizer, State
-from gossamer.learning.parameters import Layout, drawing_from, flatten, seed_generators
+from gossamer.learning.parameters import (
+    Layout,
+    drawing_from,
+    flatten,
+    generators_restored,
+    loss_of,
+    seed_generators,
+)
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import (
@@ -59,45 +71,91 @@ def vectors_needed(name: str, state_vectors: int) -> int:
     return 3 + 5 * own if name in ("auto", SequentialTrainer.name) else 20 + 18 * own
 
 
+class SmallestBatch(NamedTuple):
+    """The smallest batch of a run."""
+
+    rank: int  # of the node that has it
+    samples: Int[np.ndarray, " batch"]  # indices in the training data
+    cure: str  # what makes it larger, with {} for the number of samples
+
+
 def failure_of(
-    name: str, task: Task, optimizer: Optimizer, layout: Layout, device: str, batch: int, seed: int
+    name: str,
+    task: Task,
+    optimizer: Optimizer,
+    layout: Layout,
+    device: str,
+    batch: int,
+    seed: int,
+    smallest: SmallestBatch | None = None,
 ) -> str | None:
     """What a trainer does wrong, as a predicate; None if it takes the steps of plain training.
 
     Raises:
-        BadInput: if no trainer can take the steps: a part of the task or the optimizer keeps state that nodes would
-            share, or the optimizer's steps change nothing.
+        BadInput: if no trainer can take the steps: a part of the task or the optimizer raises an error, or keeps state that
+            nodes would share, or the optimizer's steps change nothing.
     """
-    with _same_conditions(seed, device):
-        samples = FEWEST if name == SequentialTrainer.name else max(FEWEST, min(batch, MOST))
-        proof = _Proof(task, optimizer, layout, device, samples, seed)
+    count = FEWEST if name == SequentialTrainer.name else max(FEWEST, min(batch, MOST))
+    key = torch_seed(seed, "proof", SHARED)
+    with (
+        one_thread(),
+        numerics.repeatable(device),
+        generators_restored(device),
+        drawing_from(key, device),
+    ):
         try:
-            proof.take_plain_steps()
-        except GossamerError:
-            raise
-        except Exception as error:  # noqa: BLE001 - the user's model or loss; a step of a node will raise it again
-            if name == SequentialTrainer.name:
-                return None
-            return f"can't be compared with plain training, which raises {cause(error)}"
+            proof = _tried_plainly(task, optimizer, layout, device, count, seed, smallest)
+        except BadInput:
+            if smallest is None or len(smallest.samples) <= count:
+                raise
+            # Such a small batch may be none of the run.
+            count = len(smallest.samples)
+            proof = _tried_plainly(task, optimizer, layout, device, count, seed, smallest)
         return None if name == SequentialTrainer.name else proof.failure_of(name)
 
 
+def _tried_plainly(
+    task: Task,
+    optimizer: Optimizer,
+    layout: Layout,
+    device: str,
+    batch: int,
+    seed: int,
+    smallest: SmallestBatch | None,
+) -> _Proof:
+    with refusing("task.model"):
+        proof = _Proof(task, optimizer, layout, device, batch, seed, smallest)
+    proof.take_plain_steps()
+    return proof
+
+
 class _Proof:
-    """Three nodes with unequal models and batches, and their steps."""
+    """Three nodes with unequal models and batches, and their steps. The first batches have the highest and lowest target."""
 
     def __init__(
-        self, task: Task, optimizer: Optimizer, layout: Layout, device: str, batch: int, seed: int
+        self,
+        task: Task,
+        optimizer: Optimizer,
+        layout: Layout,
+        device: str,
+        batch: int,
+        seed: int,
+        smallest: SmallestBatch | None = None,
     ) -> None:
         self._given = task, optimizer, layout, device, batch, seed
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
+        chosen[:2] = extremes(task.train[1])
+        self._smallest = smallest if smallest is not None and len(smallest.samples) < size else None
+        if self._smallest is not None:
+            chosen = np.concatenate([chosen, self._smallest.samples])
         samples = for_each(lambda tensor: tensor[chosen], task.train[0]), task.train[1][chosen]
         self._modules: list[nn.Module] = []
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
-        self._batches = torch.arange(len(chosen)).view(NODES, size)
+        self._batches = torch.arange(NODES * size).view(NODES, size)
         self._optimizer, self._rows = optimizer, Rows(layout.size, device)
-        self._plain = SequentialTrainer(self._task, optimizer, self._rows, cuda_graphs=False)
+        self._plain = SequentialTrainer(_guarded(self._task), optimizer, self._rows, cuda_graphs=False)
         self._plain.draws = True  # so that a step begins with the seed of its job
         # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
         self._exact = device == "cpu" and numerics.mode() != "off"
@@ -136,17 +194,54 @@ class _Proof:
         return [parameters, *_values(state)]
 
     def take_plain_steps(self) -> None:
-        """Take a step of each node, and that of the first one again: it has to have the same bits."""
-        if (first := self._repeated_step()) is None:
+        """Take steps of two nodes, and that of the first one again, which has to have the same bits; and one with the
+        smallest batch. BadInput names the part that is at fault."""
+        self._try(self._batches[0])
+        if len(self._batches[0]) == 1:
+            self._try(self._batches[1])
+        field = f"optimizer: {self._optimizer.name_of()}.update"
+        with refusing(field, "an update that takes a step with parameters and a gradient [P]"):
+            self._update(0, self._optimizer.lr)
+        with refusing("optimizer and task.model"):
+            first = self._repeated_step()
+        if first is None:
             self._refuse_shared_state()
         else:
             self._check_update(first)
+        if self._smallest is not None:
+            self._try_smallest(self._smallest)
+
+    def _try(self, batch: Int[Tensor, " batch"]) -> None:
+        """Compute a gradient of the first node's model."""
+        with refusing("task.model", inputs=for_each(lambda tensor: tensor[batch], self._task.train[0])):
+            self._plain.gradient([GradientJob(self._job(0).start, batch, 0)])
+
+    def _try_smallest(self, smallest: SmallestBatch) -> None:
+        count, whole = len(smallest.samples), self._batches[0]
+        try:
+            self._try(torch.arange(whole.numel() * NODES, whole.numel() * NODES + count))
+        except BadInput as error:
+            needed = next(
+                k for k in range(count + 1, len(whole) + 1) if k == len(whole) or self._takes(whole[:k])
+            )
+            problem, _, _ = str(error).rpartition("; accepted: ")
+            samples = f"{count} sample{'s' * (count > 1)}"
+            raise BadInput(
+                f"{problem}, with a batch of {samples}, as node {smallest.rank} has; accepted:"
+                f" {smallest.cure.format(needed)}, or a model and a loss that take {samples}"
+            ) from error
+
+    def _takes(self, batch: Int[Tensor, " batch"]) -> bool:
+        try:
+            self._try(batch)
+        except BadInput:
+            return False
+        return True
 
     def _repeated_step(self) -> TrainResult | None:
-        """The first node's step; None if it has other bits when it is repeated after those of other nodes."""
+        """The first node's step; None if it has other bits when it is repeated after that of another node."""
         first = self._step(0)
-        for node in range(1, NODES):
-            self._step(node)
+        self._step(1)
         return first if self._same(first, self._step(0)) else None
 
     def _same(self, one: TrainResult, other: TrainResult) -> bool:
@@ -287,6 +382,22 @@ class _Proof:
         return True
 
 
+def _guarded(task: Task) -> Task:
+    """The same task with a loss and an augmentation whose errors are refused in their names."""
+
+    def loss(outputs: Any, targets: Tensor) -> Tensor:
+        accepted = partial(fitting, outputs, targets, "the training data")
+        with refusing("task.loss", accepted, outputs=outputs, targets=targets):
+            return loss_of(task, outputs, targets)
+
+    def augment(inputs: Any, rng: np.random.Generator) -> Any:
+        with refusing("task.augment", inputs=inputs):
+            assert task.augment is not None
+            return task.augment(inputs, rng)
+
+    return replace(task, loss=loss, augment=None if task.augment is None else augment)
+
+
 def _mean_output(outputs: Any, targets: Tensor) -> Tensor:
     """A loss without state: the mean of all outputs that depend on the parameters."""
     depend = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -324,26 +435,17 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:
-    """What can be seen of the attributes of a module and its parts, by name, except parameters and persistent buffers."""
+    """What can be seen of the attributes of a module and its parts, by name, except trained parameters and persistent
+    buffers."""
     seen, own, saved = dict[str, Any](), vars(nn.Module()).keys(), module.state_dict().keys()
     for path, part in module.named_modules():
         prefix = f"{path}." if path else ""
         values = {name: value for name, value in vars(part).items() if name not in own}
         values |= {name: value for name, value in part._buffers.items() if prefix + name not in saved}
+        values |= {name: p for name, p in part._parameters.items() if p is not None and not p.requires_grad}
         for name, value in values.items():
             tensor = isinstance(value, Tensor)
-            seen[prefix + name] = (value.shape, value.double().sum().item()) if tensor else repr(value)
+            seen[prefix + name] = (
+                (value.shape, value.detach().double().sum().item()) if tensor else repr(value)
+            )
     return seen
-
-
-@contextmanager
-def _same_conditions(seed: int, device: str) -> Iterator[None]:
-    """One thread and a GPU's settings, as in a run, and the states of all global generators restored afterwards."""
-    python, array = random.getstate(), np.random.get_state()
-    key = torch_seed(seed, "proof", SHARED)
-    try:
-        with one_thread(), numerics.repeatable(device), drawing_from(key, device):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(array)

@@ -1,5 +1,5 @@
-"""A trial of a task's loss and metrics before a run: whether those that are taken for means over samples are means, and what
-the others return.
+"""A trial of a task's evaluation before a run: whether model, loss and metrics take the batches of each set, whether measures
+that are taken for means over samples are means, and what the others return.
 
 Each is computed for some samples as a whole, and for unequal parts of them, once in their order and once sorted by target.
 It is a mean over samples if the mean of its values for the parts, weighted by their sizes, is its value for the whole. This
@@ -14,20 +14,24 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
-from gossamer.learning.evaluate import CURE, chosen_from, drawn_sample
+from gossamer.learning.evaluate import BATCH, CURE, chosen_from, drawn_sample, extremes
+from gossamer.learning.guard import fitting, kind, refusing
 from gossamer.learning.measures import Measures, MetricValues, columns_of, fresh_streams, measured, part
-from gossamer.learning.parameters import drawing_from, scores, seed_generators
+from gossamer.learning.parameters import drawing_from, generators_restored, scores, seed_generators
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks.metrics import OverSet
-from gossamer.tasks.task import Metric, Pair, Task
+from gossamer.tasks.task import Metric, Pair, RootMean, Task
 
 TOLERANCE = 1e-4
 """The largest difference, relative to the largest value, that is taken for rounding."""
@@ -48,18 +52,32 @@ def tried_measures(
     """The measures of a task, after a trial, and sentences about them for the user. ``samples`` of each evaluation set are
     evaluated (None: all), and ``personal`` ones of each node (indices in the training data). If outputs of a whole set are
     kept, ``fits`` is called first, with each set and the bytes of a sample's outputs. BadInput for a metric that is no mean,
-    though taken for one, and for one that fails."""
+    though taken for one, and for a part of the task that fails."""
     sets = {name: drawn_sample(task, name, seed, samples) for name in task.tests}
     key, notes = torch_seed(seed, "try-measures", SHARED), list[str]()
-    with _generators_restored(), warnings.catch_warnings(), torch.no_grad():
+    own = [indices for indices in personal if len(indices)]
+    with generators_restored(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # parts without some class have no recall, of which libraries warn
-        with drawing_from(torch_seed(seed, "initial", SHARED)):
+        with drawing_from(torch_seed(seed, "initial", SHARED)), refusing("task.model"):
             module = task.model().eval()
+        measures = Measures.of(task)
+        for name, pair in sets.items():
+            every = torch.arange(len(pair[1]))
+            _evaluate_few(module, measures, pair, every, [len(every)], f"the evaluation set {name!r}")
+        drawn_for = [targets for _, targets in sets.values()]
+        if own:
+            every = torch.from_numpy(np.concatenate(own))
+            _evaluate_few(
+                module, measures, task.train, every, [*map(len, own)], "the nodes' own test samples"
+            )
+            drawn_for.append(task.train[1][every])
         x, y = _few(sets["test"], MODEL_SAMPLES)
-        measures, outputs = Measures.of(task), scores(module, x)
-        if not isinstance(outputs, Tensor) or outputs.shape[:1] != y.shape[:1]:
-            shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            problem = f"task.model: returns {shape} for {len(y)} samples"
+        outputs = scores(module, x)
+        whole = isinstance(outputs, Tensor)
+        if (shape := _not_by_sample(outputs, len(y))) is not None or (
+            not whole and (measures.streamed or measures.over_set)
+        ):
+            problem = f"task.model: returns {shape or kind(outputs)} for {len(y)} samples"
             if measures.streamed or measures.over_set:
                 raise BadInput(
                     f"{problem}; accepted with metrics over a set: a tensor whose first axis is the sample"
@@ -67,25 +85,28 @@ def tried_measures(
             return measures, [
                 f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
             ]
-        own = [indices for indices in personal if len(indices)]
-        drawn_for = [targets for _, targets in sets.values()]
-        if own:
-            drawn_for.append(task.train[1][torch.from_numpy(np.concatenate(own))])
         problems = no_means(measures, outputs, y, drawn_for, key)
         if problem := problems.pop("loss", ""):
-            measures = Measures.of(task, loss_is_mean=False)
-            notes.append(
-                f"task.loss is no mean over samples ({problem}), as with class weights or ignored targets: recorded losses of"
-                " an evaluation set are of all its samples at once"
-            )
+            text = f"task.loss is no mean over samples ({problem})"
+            if whole:
+                measures = Measures.of(task, loss_is_mean=False)
+                text += ", as with class weights or ignored targets: recorded losses of an evaluation set are of all its"
+                notes.append(f"{text} samples at once")
+            else:
+                notes.append(
+                    f"{text}, and task.model returns {kind(outputs)}: recorded losses of an evaluation set are the means of"
+                    f" its batches of {BATCH} samples"
+                )
         if problems:
+            cure = CURE if whole else "a model that returns one tensor, for a metric over a set"
             raise BadInput(
                 *(
-                    f"{part(name)} is no mean over samples: {text}; accepted: a mean over samples, or {CURE}"
+                    f"{part(name)} is no mean over samples: {text}; accepted: a mean over samples, or {cure}"
                     for name, text in problems.items()
                 )
             )
-        measures = replace(measures, sample_bytes=outputs[0].numel() * outputs.element_size())
+        if whole:
+            measures = replace(measures, sample_bytes=outputs[0].numel() * outputs.element_size())
         if measures.over_set:
             for name in sets:
                 fits(name, measures.sample_bytes or 0)
@@ -111,11 +132,63 @@ def tried_measures(
     return measures, notes
 
 
+def _evaluate_few(
+    module: nn.Module,
+    measures: Measures,
+    pair: Pair,
+    samples: Int[Tensor, " samples"],
+    sizes: Sequence[int],
+    where: str,
+) -> None:
+    """Compute outputs and means for the smallest batch in which sets of these sizes are evaluated, and for one of usual size:
+    some of the ``samples``, with the highest and the lowest target, since more of them show no more."""
+    targets = pair[1][samples]
+    few = min(MODEL_SAMPLES, len(samples))
+    while few in targets.shape[1:] and few > 1:  # by chance, what is meant for another axis would fit
+        few -= 1
+    smallest = min(size % BATCH or BATCH for size in sizes)
+    for count in sorted({min(smallest, few), few}):
+        chosen = torch.linspace(0, len(samples) - 1, count).round().long()
+        chosen[:2] = torch.tensor(extremes(targets))[:count]
+        x, y = chosen_from(pair, samples[chosen])
+        with refusing("task.model", inputs=x):
+            outputs = scores(module, x)
+        for name, measure in measures.means.items():
+            field, accepted = part(name), partial(_fitting, name, outputs, y, where)
+            with refusing(field, accepted, outputs=outputs, targets=y):
+                value = measured(name, measure, outputs, y)
+            if isinstance(measure, RootMean) and value < 0:
+                raise BadInput(
+                    f"{field}: a mean of {float(value):.4g}, which has no root; accepted: a metric that is not negative"
+                )
+
+
+def _fitting(name: str, outputs: Any, targets: Tensor, where: str) -> str:
+    return fitting(outputs, targets, where) + ("" if name == "loss" else f", or {CURE}")
+
+
+def _not_by_sample(outputs: Any, samples: int) -> str | None:
+    """What a model returns, if it is no tensor whose first axis is the sample, or tuple, list or dict of such and None."""
+    for leaf in tree_leaves(outputs):
+        if isinstance(leaf, Tensor):
+            if leaf.shape[:1] != (samples,):
+                return f"{tuple(leaf.shape)}"
+        elif leaf is not None:
+            return kind(leaf)
+    return None
+
+
+def _each(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
+    """Apply a function to each tensor of the outputs."""
+    return tree_map(lambda leaf: leaf if leaf is None else function(leaf), outputs)
+
+
 def no_means(
-    measures: Measures, outputs: Tensor, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
+    measures: Measures, outputs: Any, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
 ) -> dict[str, str]:
     """The measures that are taken for means over samples and are none, and how they differ. ``outputs`` are those of a model
-    for the samples with ``targets``; ``drawn_for`` are the targets of each set, for which outputs are drawn."""
+    for the samples with ``targets``: a tensor, or several in a tuple, list or dict. ``drawn_for`` are the targets of each
+    set, for which outputs are drawn."""
     cases = list(_cases(outputs, targets, drawn_for, seed))
     return {
         name: problem
@@ -131,21 +204,26 @@ def _few(pair: Pair, count: int) -> Pair:
 
 
 def _cases(
-    outputs: Tensor, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
-) -> Iterator[tuple[Tensor, Tensor, bool]]:
+    outputs: Any, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
+) -> Iterator[tuple[Any, Tensor, bool]]:
     """Outputs and targets for the trial, and whether each measure must take these outputs."""
     rng = torch.Generator().manual_seed(seed)
     yield outputs, targets, True
-    if outputs.dim() > 1 and outputs.shape[-1] > 1:
-        places = torch.rand(outputs.shape, generator=rng).argsort(-1)
-        yield outputs.gather(-1, places), targets, False
-    else:
-        yield outputs[torch.randperm(len(outputs), generator=rng)], targets, False
-    if outputs.is_floating_point():
-        most = max(min(_MAX_SAMPLES, _MAX_NUMBERS // max(outputs[0].numel(), 1)), len(targets))
+    yield _each(partial(_shuffled, rng=rng), outputs), targets, False
+    leaves = [leaf for leaf in tree_leaves(outputs) if leaf is not None]
+    if all(leaf.is_floating_point() for leaf in leaves):
+        numbers = sum(leaf[0].numel() for leaf in leaves)
+        most = max(min(_MAX_SAMPLES, _MAX_NUMBERS // max(numbers, 1)), len(targets))
         for every in drawn_for:
             some = _with_each_class(every, most)
-            yield _drawn(outputs, some, rng), some, False
+            yield _each(partial(_drawn, targets=some, rng=rng), outputs), some, False
+
+
+def _shuffled(outputs: Tensor, rng: torch.Generator) -> Tensor:
+    """Outputs with the scores of each sample in another order or, if there is only one, those of other samples."""
+    if outputs.dim() > 1 and outputs.shape[-1] > 1:
+        return outputs.gather(-1, torch.rand(outputs.shape, generator=rng).argsort(-1))
+    return outputs[torch.randperm(len(outputs), generator=rng)]
 
 
 def _with_each_class(targets: Tensor, most: int) -> Tensor:
@@ -192,14 +270,15 @@ def _firsts_and_lasts(targets: Tensor) -> tuple[Int[Tensor, " classes"], Int[Ten
 
 
 def _no_mean(
-    name: str, measure: Metric, outputs: Tensor, targets: Tensor, accepted: bool, seed: int
+    name: str, measure: Metric, outputs: Any, targets: Tensor, accepted: bool, seed: int
 ) -> str | None:
     """How a measure differs from a mean over these samples; None if it does not, or if it does not take these outputs, which
     no model need have computed."""
 
     def value(chosen: Int[Tensor, " n"] | slice = slice(None)) -> Tensor:
         _seed_all(seed)
-        return measured(name, measure, outputs[chosen].clone(), targets[chosen].clone())
+        given = _each(lambda leaf: leaf[chosen].clone(), outputs)
+        return measured(name, measure, given, targets[chosen].clone())
 
     count = len(targets)
     try:
@@ -228,9 +307,7 @@ def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
     return targets.reshape(len(targets), -1).double().mean(1).argsort(stable=True)
 
 
-def _tried(
-    measures: Measures, outputs: Tensor, targets: Tensor, on: str, seed: int
-) -> dict[str, MetricValues]:
+def _tried(measures: Measures, outputs: Any, targets: Tensor, on: str, seed: int) -> dict[str, MetricValues]:
     """What the measures of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
     values: dict[str, MetricValues] = {}
     streams = fresh_streams(measures, "cpu")
@@ -279,14 +356,3 @@ def _seed_all(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     seed_generators(seed, "cpu")
-
-
-@contextmanager
-def _generators_restored() -> Iterator[None]:
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)

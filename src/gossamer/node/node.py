@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from gossamer.learning.mixing import Missing, Mix
+from gossamer.learning.mixing import Missing, Mix, check_arguments
 from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, dense, matches
@@ -195,8 +195,10 @@ class Node:
             A vector or a model, of the same type as ``own``.
 
         Raises:
-            ValueError: for a rank without a weight, other lengths, or arguments that ``differences`` excludes."""
+            ValueError: for a rank without a weight, other lengths, or arguments that ``differences`` excludes.
+            TypeError: for arguments of other kinds, such as in another order."""
         self._own.check()
+        check_arguments("combine", inbox, weights, own)
         if differences and (aggregate or self_weight is not None):
             raise ValueError("combine: differences with aggregate or self_weight; accepted: neither of them")
         whole, setup = isinstance(own, Model), self._setup
@@ -225,6 +227,7 @@ class Node:
         An inbox of :class:`Model` mixes the buffers too, if there are any. ``missing`` and ``self_weight``
         are as in :meth:`combine`."""
         self._own.check()
+        check_arguments("mix", inbox, weights)
         if self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())

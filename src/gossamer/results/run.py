@@ -135,7 +135,7 @@ class Run:
         """A node's final model as a module in evaluation mode; None is the mean of the nodes' models. The
         task is loaded again to get the code, frozen parameters and constants, which are not part of the flat
         vectors. BadInput for a run without models, or a rank out of range."""
-        from gossamer.learning.parameters import FlatModule, bare_module, sharing_constants
+        from gossamer.learning.parameters import FlatModule, bare_module, with_maker
         from gossamer.tasks import load_task
 
         if self.parameters is None:
@@ -143,8 +143,12 @@ class Run:
         model = model_of(self._models, rank)
         experiment = Experiment.load(self.path / "experiment.yaml")
         task = load_task(experiment.task, experiment.data_root, experiment.seed)
-        flat = FlatModule(bare_module(sharing_constants(task, experiment.seed).model).eval())
+        flat = FlatModule(bare_module(with_maker(task, experiment.seed)[0].model).eval())
         flat.load(model)
+        for parameter in flat.module.parameters():
+            parameter.data = (
+                parameter.data.clone()
+            )  # views of one vector can't be saved with safetensors' save_model
         return flat.module
 
     def plot(

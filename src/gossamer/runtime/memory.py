@@ -10,7 +10,7 @@ import torch
 from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
 from gossamer.errors import BadInput
-from gossamer.learning.optimizer import State
+from gossamer.learning.optimizer import checked_state
 from gossamer.learning.parameters import Layout
 from gossamer.learning.proof import vectors_needed
 
@@ -28,18 +28,19 @@ def check_address_space() -> None:
 
 
 def check_memory(experiment: Experiment, layout: Layout) -> None:
-    """Refuse a simulation whose models and optimizer states alone exceed the available memory: a node's own model and,
-    for the record, the model with which its last round ended; or, with few nodes, those of the steps that prove the trainer.
-    This is a lower bound: data, messages and computations need more."""
+    """Refuse an optimizer without a valid state, and a simulation whose models and optimizer states alone exceed the free
+    memory: a node's own model and, for the record, the model with which its last round ended; or, with few nodes, those of
+    the steps that prove the trainer. This is a lower bound: data, messages and computations need more."""
     engine, optimizer = experiment.engine, experiment.optimizer
+    state = checked_state(optimizer, torch.zeros(layout.size))
     available = available_bytes()
     if available is None or not isinstance(engine, Simulate) or engine.device != "cpu":
         return
-    kept = {} if optimizer.reset_every_round else optimizer.init(torch.zeros(2))
+    of_state = sum(value.shape == (layout.size,) for value in state.values())
     models = 1 if experiment.evaluation.of == "instant" else 2
-    vectors = models + _vectors(kept)
+    vectors = models + (0 if optimizer.reset_every_round else of_state)
     needed = 4 * experiment.nodes * (vectors * layout.size + models * layout.buffer_size)
-    proof = 4 * layout.size * vectors_needed(engine.trainer, _vectors(optimizer.init(torch.zeros(2))))
+    proof = 4 * layout.size * vectors_needed(engine.trainer, of_state)
     if max(needed, proof) > available:
         nodes = f"nodes: {experiment.nodes} with {layout.size} parameters each"
         what = nodes if needed >= proof else f"task.model: the first steps of {layout.size} parameters"
@@ -47,11 +48,6 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
             f"{what} take at least {max(needed, proof) / 2**30:.3g} GiB of memory; accepted: at most the"
             f" {available / 2**30:.3g} GiB available"
         )
-
-
-def _vectors(state: State) -> int:
-    """The number of vectors in the state for two parameters."""
-    return sum(value.shape == (2,) for value in state.values())
 
 
 def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: int, models: int) -> None:

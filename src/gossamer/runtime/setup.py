@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -11,34 +12,32 @@ from typing import Any
 
 import networkx as nx
 import numpy as np
-import torch
 from jaxtyping import Int
-from torch import nn
 
-from gossamer import files
 from gossamer.codecs.sparsify import count_of
-from gossamer.config import Experiment, Processes, Simulate, WarmStart
+from gossamer.config import Experiment, Processes, Simulate
 from gossamer.config.registry import Component, names
-from gossamer.errors import BadInput, GossamerError, cause, listed
+from gossamer.errors import BadInput, listed
 from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.learning import Mean
-from gossamer.learning.evaluate import try_out
+from gossamer.learning.batches import BatchStream
+from gossamer.learning.guard import refusing
 from gossamer.learning.measures import Measures
-from gossamer.learning.parameters import Layout, initial_model, sharing_constants
-from gossamer.learning.proof import failure_of
+from gossamer.learning.parameters import Layout, with_maker
+from gossamer.learning.proof import SmallestBatch, failure_of
 from gossamer.learning.thread_pool import one_thread
-from gossamer.learning.trainer import choose_trainer
+from gossamer.learning.trainer import SequentialTrainer, choose_trainer
 from gossamer.learning.trial import tried_measures
-from gossamer.messages.tags import Model
 from gossamer.network import Network
 from gossamer.network.network import try_out as try_out_network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
-from gossamer.randomness import SHARED, generator, torch_seed
+from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
-from gossamer.results.run import load_run, model_of
 from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
+from gossamer.runtime.trial import fewest_models, try_exchange
+from gossamer.runtime.warm_start import warm_start
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
@@ -72,11 +71,10 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         )
     task = load_task(experiment.task, experiment.data_root, seed)
     data = summary(task)
-    layout = _layout(task, seed)
-    remarks: list[str] = []
-    warm_start = _warm_start(experiment, task, layout, remarks)
+    task, maker = with_maker(task, seed)
+    layout, remarks = maker.layout, list[str]()
+    start = warm_start(experiment, maker, remarks)
     check_memory(experiment, layout)
-    task = sharing_constants(task, seed)
     parts: list[Int[np.ndarray, " _"]] = [np.empty(0, dtype=np.int64) for _ in range(nodes)]
     assigned = experiment.partition.assign(task, len(holders), generator(seed, "partition"))
     for rank, part in zip(holders, assigned, strict=True):
@@ -105,13 +103,13 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
-    trainer, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout)
+    name, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout, parts)
     sets = tuple(task.tests)
     algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
     evaluated = _evaluated(experiment, outcomes)
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
-    return Setup(
+    setup = Setup(
         experiment=experiment,
         task=task,
         parts=parts,
@@ -125,88 +123,59 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         outcome_ranks=frozenset(outcomes),
         evaluated=frozenset(evaluated),
         message_limit=_message_limit(experiment, layout),
-        trainer=trainer,
+        trainer=name,
         trainer_note=trainer_note,
         data=data,
         measures=measures,
         remarks=[*remarks, *notes],
         poisoned=poisoned_ranks,
-        warm_start=warm_start,
+        warm_start=start,
     )
+    if trainer is None:
+        try_exchange(setup)
+    return setup
 
 
-def resolved(experiment: Experiment) -> Experiment:
-    """The experiment with ``initial.from`` resolved to a file and its checksum. Raises BadInput for a path without
-    a model, and for a file whose checksum differs from the given one."""
-    start = experiment.initial
-    if not isinstance(start, WarmStart):
-        return experiment
-    path = start.path
-    try:
-        if path.is_dir():
-            path = (run := load_run(path)).path / "models.safetensors"
-            if run.parameters is None:
-                raise BadInput(f"{run.path}: {run.status}; accepted: a run that has ended")
-        crc = files.crc32(path, path.parent, "the folder of a run, or a safetensors file")
-    except BadInput as error:
-        raise BadInput(f"initial.from: {error}") from None
-    if start.crc32 not in (None, crc):
-        raise BadInput(f"initial.from: {path} has the checksum {crc}; accepted: {start.crc32}, as recorded")
-    return experiment.model_copy(update={"initial": start.model_copy(update={"path": path, "crc32": crc})})
-
-
-def _warm_start(experiment: Experiment, task: Task, layout: Layout, remarks: list[str]) -> Model | None:
-    """The model from another run or a file with which all nodes start, if any. ``remarks`` gets what it lost."""
-    start = resolved(experiment).initial
-    if not isinstance(start, WarmStart):
-        return None
-    tensors, source = files.read_tensors(start.path), f"initial.from: {start.path}"
-    if tensors.keys() <= {"parameters", "buffers"}:  # the file is from a run
-        model = model_of(tensors, start.rank, "initial.rank")
-        if not all(part.isfinite().all() for part in model):
-            raise BadInput(f"{source} has values that are not finite; accepted: another run, or another rank")
-        if [len(part) for part in model] != [layout.size, layout.buffer_size]:
-            sizes = f"{len(model.parameters):,} parameters and {len(model.buffers):,} values in buffers"
-            wanted = f"{layout.size:,} and {layout.buffer_size:,}, as task.model has"
-            raise BadInput(f"{source} has {sizes}; accepted: {wanted}")
-        return model
-    if start.rank is not None:
-        raise BadInput(f"initial.rank: {start.rank}, with one model in {start.path}; accepted: null")
-    fresh = initial_model(task.model, torch_seed(experiment.seed, "initial", SHARED))
-    model = Model(fresh.parameters.clone(), fresh.buffers.clone())
-    fields = [(field, model.parameters) for field in layout.parameters]
-    fields += [(field, model.buffers) for field in layout.buffers]
-    names = [field.name for field, _ in fields]
-    if not {field.name for field in layout.parameters} <= tensors.keys() <= set(names):
-        raise BadInput(f"{source} has {listed(tensors)}; accepted: the names of task.model, {listed(names)}")
-    for field, vector in fields:
-        if (tensor := tensors.get(field.name)) is not None:
-            if tensor.shape != field.shape:
-                wanted = f"accepted: {list(field.shape)}, as in task.model"
-                raise BadInput(f"{source}: {field.name!r} has the shape {list(tensor.shape)}; {wanted}")
-            if not tensor.isfinite().all():
-                raise BadInput(
-                    f"{source}: {field.name!r} has values that are not finite; accepted: finite ones"
-                )
-            field.of(vector).copy_(tensor)
-            if (field.of(vector).to(tensor.dtype) != tensor).any():
-                kind = str(tensor.dtype).removeprefix("torch.")
-                remarks.append(f"{source}: {field.name!r} is {kind}, and was rounded to float32")
-    return model
-
-
-def _settled_trainer(experiment: Experiment, task: Task, layout: Layout) -> tuple[str, str]:
+def _settled_trainer(
+    experiment: Experiment, task: Task, layout: Layout, parts: Sequence[Int[np.ndarray, " _"]]
+) -> tuple[str, str]:
     """The name of a trainer that has proved itself, and why "auto" did not take another one."""
-    engine, batch = experiment.engine, experiment.batch_size
+    engine, batch, seed = experiment.engine, experiment.batch_size, experiment.seed
     size = max(task.samples // experiment.nodes if batch == "full" else batch, 1)
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
-    name, note = choose_trainer(engine.trainer, task, device, size, experiment.nodes, batches)
-    failure = failure_of(name, task, experiment.optimizer, layout, device, size, experiment.seed)
+    tried = partial(failure_of, task=task, optimizer=experiment.optimizer, layout=layout, device=device)
+    tried = partial(tried, batch=size, seed=seed, smallest=_smallest_batch(experiment, parts))
+    try:
+        with refusing("task.model"):
+            name, note = choose_trainer(engine.trainer, task, device, size, experiment.nodes, batches)
+    except BadInput:
+        tried(SequentialTrainer.name)  # if a part of the task fails, this says more
+        raise
+    failure = tried(name)
     if failure is None:
         return name, note
     if engine.trainer != "auto":
         raise BadInput(f"engine.trainer: {name!r} {failure}; accepted: auto, sequential")
     return "sequential", "; ".join(filter(None, (note, f"not {name}: it {failure}")))
+
+
+def _smallest_batch(experiment: Experiment, parts: Sequence[Int[np.ndarray, " _"]]) -> SmallestBatch | None:
+    """The first batch of the node with the fewest samples; None if no node has any."""
+    rank = min(
+        (rank for rank, part in enumerate(parts) if len(part)),
+        key=lambda rank: len(parts[rank]),
+        default=None,
+    )
+    if rank is None:
+        return None
+    stream = BatchStream(experiment.seed, rank, parts[rank], experiment.batch_size)
+    if stream.batch_size < len(parts[rank]):
+        cure = "batch_size of at least {}"
+    elif "min_samples" in type(experiment.partition).model_fields:
+        cure = "partition.min_samples of at least {}"
+    else:
+        cure = f"at least {{}} samples at node {rank}"
+    return SmallestBatch(rank, stream.batch(0).numpy(), cure)
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
@@ -219,22 +188,6 @@ def _check_algorithm(algorithm: Any) -> None:
     if not inspect.iscoroutinefunction(algorithm.run):
         problem = "run() is not async, or has a yield; accepted: async def run(self, node)"
         raise BadInput(f"algorithm: {algorithm.name_of()!r}: {problem}")
-
-
-def _layout(task: Task, seed: int) -> Layout:
-    """The layout of a task's model, after a check that the model fits the data."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            module = task.model()
-        except GossamerError:
-            raise
-        except Exception as error:
-            raise BadInput(f"task.model: raised {cause(error)}") from error
-        if not isinstance(module, nn.Module):
-            raise BadInput(f"task.model: returns {type(module).__name__}; accepted: a fresh nn.Module")
-        layout = Layout.of(module)
-        try_out(task, module, seed)
-    return layout
 
 
 def _check_network(experiment: Experiment, network: Network) -> None:
@@ -310,14 +263,13 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         raise BadInput(
             f"{name} takes whole models, but {codec.name_of()} sends parts; accepted: coordinate-mean"
         )
-    if not (algorithm.gathers and topology.static) or algorithm.reaches_all():
-        return
-    models = [1 + len(topology.neighbors(rank, 0, "in")) for rank in range(experiment.nodes)]
-    if (fewest := min(models)) < aggregator.least:
-        text = (
-            f"{name} takes at least {aggregator.least} models, and node {models.index(fewest)} has {fewest}"
+    fewest = fewest_models(experiment, topology)
+    if fewest is not None and fewest.number < aggregator.least:
+        when = "" if topology.static else f" in round {fewest.round}"
+        raise BadInput(
+            f"{name} takes at least {aggregator.least} models, and node {fewest.rank} has {fewest.number}{when}, its own"
+            " included; accepted: more neighbours, or other parameters"
         )
-        raise BadInput(f"{text}, its own included; accepted: more neighbours, or other parameters")
 
 
 def _check_codec(
