@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -313,6 +312,10 @@ def _profile(done: Run) -> list[tuple[str, str]]:
         lines.append(("nodes computed", "together, as a cohort" if cohort else "individually"))
     if (vectors := done.figures.get("peak_vectors")) is not None:
         lines.append(("vectors at the peak", f"{vectors} ({vectors / done.nodes:.1f} per node)"))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return lines
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
     return [*lines, ("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -114,7 +113,7 @@ def _end(worker: subprocess.Popen[str]) -> str:
         worker.communicate()
     code = worker.returncode
     text = describe_exit(code)
-    return f"{text}, as the system does when memory runs out" if code == -signal.SIGKILL else text
+    return f"{text}, as the system does when memory runs out" if text.endswith("SIGKILL") else text
 
 
 def work(parent: int) -> None:

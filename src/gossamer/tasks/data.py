@@ -12,8 +12,8 @@ import hashlib
 import importlib
 import io
 import logging
-import os
 import re
+import secrets
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -388,7 +388,7 @@ def _number(text: str) -> float | None:
 
 def _store(path: Path, arrays: Arrays) -> None:
     """Cache arrays. A failure is only logged, since it merely makes the next run slower."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    part = path.with_suffix(f".{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, part)

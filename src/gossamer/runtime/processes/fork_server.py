@@ -9,7 +9,7 @@ import socket
 import subprocess
 from dataclasses import dataclass
 
-from gossamer.runtime.processes.system import describe_exit
+from gossamer.runtime.processes.system import check_supported, describe_exit
 from gossamer.startup import environment, program
 
 KILL_S = 10.0
@@ -39,6 +39,7 @@ class ForkServer:
     fork server dies with this process."""
 
     def __init__(self) -> None:
+        check_supported()
         self.end, theirs = socket.socketpair()
         self._runs = self._closed = False
         arguments = str(theirs.fileno()), str(os.getpid())
