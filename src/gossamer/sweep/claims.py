@@ -51,9 +51,13 @@ class Claim:
             if _highest(folder) != after:
                 return None
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
-        except (FileExistsError, FileNotFoundError):  # not found: its last owner has just removed the folder
-            return None
         except OSError as error:
+            taken = isinstance(error, FileExistsError) and folder.is_dir()
+            removed = (
+                isinstance(error, FileNotFoundError | FileExistsError) and not folder.exists()
+            )  # just now
+            if taken or removed:
+                return None
             raise RecordError(path, error) from error
         claim = cls(path, descriptor, owner)
         claim.beat()
