@@ -191,7 +191,7 @@ def environment(
     """Command, start, machine, mode of the matrix kernels, versions of gossamer's dependencies, and the fingerprint of own
     code and data, if given. ``computes_here`` tells whether this process computes, or only processes that it starts."""
     return {
-        "command": list(command),
+        "command": [text.encode(errors="surrogateescape").decode(errors="replace") for text in command],
         "started": datetime.now(UTC).isoformat(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),

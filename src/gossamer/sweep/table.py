@@ -69,7 +69,9 @@ def _current(folder: Path) -> State:
 
 def state_of(folder: Path) -> State:
     """The recorded state of a run: that of the finished attempt, or else of the last one (ids sort by time)."""
-    attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
+    # Listing a folder makes NFS ask its server; that a file was missing, it may remember for a minute.
+    files = folder.glob("*/*")
+    attempts = sorted((file.parent for file in files if file.name == "experiment.yaml"), reverse=True)
     ended = [_state_of_attempt(attempt) for attempt in attempts]
     return next((state for state in ended if state.status == "done"), ended[0] if ended else State())
 
