@@ -21,7 +21,7 @@ from gossamer.results import folder
 from gossamer.results.verify import problems_of
 from gossamer.startup import environment, program
 
-CHECKPOINTS = {"checkpoint.every_rounds": 1}
+CHECKPOINTS = {"checkpoint": {"every_rounds": 1}}
 
 
 class Says(Observer):
@@ -184,7 +184,7 @@ with ThreadPoolExecutor(1) as one:
     outcome = run_sweep(Sweep.of({"name": "two", "base": "small.yaml", "seeds": 2}, out="runs"), one)
 assert (done.status, outcome.counts.done) == ("done", 2)
 try:
-    run(experiment.override(**{"engine": {"name": "processes"}}), "runs")
+    run(experiment.override(engine={"name": "processes"}), "runs")
 except gossamer.BadInput as error:
     print(error)
 """

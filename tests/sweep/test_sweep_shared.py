@@ -80,9 +80,9 @@ def test_processes_share_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (process.wait(), (tmp_path / f"{number}.txt").read_text()) for number, process in enumerate(both)
     ]
     for code, output in outputs:
-        assert (code, output.count("7/7")) == (0, 1), output
+        assert (code, output.count("7/7  small, seed")) == (0, 1), output
     assert len(list((tmp_path / "met").iterdir())) == 2
-    alone = [output.count("done") - output.count("by another process") for _, output in outputs]
+    alone = [output.count(": done") - output.count("by another process") for _, output in outputs]
     assert sum(alone) == 7
     assert min(alone) >= 1
     check_done_once(sweep)
@@ -102,7 +102,7 @@ def test_run_of_a_living_process_is_waited_for(tmp_path: Path) -> None:
 
     observer = Says(finish)
     assert run_here(sweep, observer=observer).counts == Counts(2, done=2)
-    assert observer.said == ["waits for 1 runs of other processes: small, seed 1"]
+    assert observer.said == ["waits for runs of other processes: small, seed 1"]
     assert observer.ends[1] == ("small, seed 1", "done", "by another process")
     check_done_once(sweep)
 
@@ -161,7 +161,7 @@ def test_lost_run_is_left_to_its_new_owner(tmp_path: Path, monkeypatch: pytest.M
         assert load_run(stopped.parent).status == "stopped"
         monkeypatch.undo()
         with later[0]:
-            short = planned.experiment.override(**{"stop.rounds": 2})
+            short = planned.experiment.override(stop={"rounds": 2})
             gossamer.run(short, sweep.folder, name=planned.run)
 
     monkeypatch.setattr(Claim, "take", take)

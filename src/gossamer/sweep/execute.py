@@ -397,7 +397,7 @@ class _SweepRun:
         if self._elsewhere and not self._pending and not self._waits:
             self._waits = True
             titles = [planned.title for planned in self._elsewhere.values()]
-            self._observer.say(f"waits for {len(titles)} runs of other processes: {some(titles, 4)}")
+            self._observer.say(f"waits for runs of other processes: {some(titles, 4)}")
         if self._seconds() < self._look_s:
             return
         self._look_s = self._seconds() + LOOK_S
