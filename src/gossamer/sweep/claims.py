@@ -127,7 +127,7 @@ class Watch:
         if number == 0:
             self._seen.pop(folder, None)
             return 0
-        text = _read(_claim(folder, number)) or b""  # unreadable is silent too
+        text = _current(folder) or b""  # unreadable is silent too
         before, silent_s, looked_s = self._seen.get(folder, (b"", 0.0, now))
         silent_s = silent_s + min(now - looked_s, 2 * LOOK_S) if text == before else 0.0
         self._seen[folder] = text, silent_s, now
@@ -136,13 +136,13 @@ class Watch:
 
 def held(folder: Path) -> bool:
     """Whether a run is claimed, as far as one look shows."""
-    text = _read(_claim(folder, number)) if (number := _highest(folder)) else None
+    text = _current(folder)
     return text is not None and not _has_ended(text)
 
 
 def held_for(folder: Path, owner: str) -> bool:
     """Whether a run is claimed for the sweep of the process ``owner``."""
-    text = _read(_claim(folder, number)) if (number := _highest(folder)) else None
+    text = _current(folder)
     return text is not None and owner.encode() in text.split()
 
 
@@ -163,15 +163,16 @@ def _highest(folder: Path) -> int:
     """The highest number of a run's claims; 0 without any."""
     try:
         names = os.listdir(folder)  # noqa: PTH208 - opening the folder makes NFS ask its server
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return 0
     numbers = [name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
-def _read(path: Path) -> bytes | None:
+def _current(folder: Path) -> bytes | None:
+    """The text of the claim on a run that counts; None without one that can be read."""
     try:
-        return path.read_bytes()
+        return _claim(folder, number).read_bytes() if (number := _highest(folder)) else None
     except OSError:
         return None
 
