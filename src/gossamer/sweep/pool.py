@@ -125,4 +125,5 @@ def work(parent: int) -> None:
     for line in sys.stdin:
         module, name, args, kwargs = json.loads(line)
         value = getattr(importlib.import_module(module), name)(*args, **kwargs)
+        sys.stdout.flush()  # the system kills this process once the thread that started it has ended
         print(json.dumps(value), file=answers, flush=True)
