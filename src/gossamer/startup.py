@@ -48,10 +48,14 @@ def _provide(descriptor: int, name: str) -> None:
         setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
     elif name != "stdin" and stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
         stream.flush()
-        writer = io.BufferedWriter(_Output(stream.fileno(), "w", closefd=False))
-        replacement = io.TextIOWrapper(
-            writer, stream.encoding, "gossamer.plain", line_buffering=stream.line_buffering
-        )
+        output: Any = _Output(stream.fileno(), "w", closefd=False)
+        if not isinstance(stream.buffer, io.RawIOBase):  # as it is with python -u
+            output = io.BufferedWriter(output)
+        kept: dict[str, Any] = {
+            "line_buffering": stream.line_buffering,
+            "write_through": stream.write_through,
+        }
+        replacement = io.TextIOWrapper(output, stream.encoding, "gossamer.plain", **kept)
         setattr(sys, name, replacement)
 
 
