@@ -133,7 +133,7 @@ REAL = (*RUN, "--engine", "processes")
 @pytest.mark.parametrize(
     ("command", "redirected", "shown"),
     [
-        (REAL, "2>&-", "status"),
+        (REAL, "2>&-", "private memory"),
         (REAL, ">&- 2>&-", ""),
         (("sweep", "three.yaml"), ">&-", ""),
         (("sweep", "three.yaml"), "2>&-", "±"),
