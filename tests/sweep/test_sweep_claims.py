@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -156,7 +157,15 @@ def test_killed_owner_on_this_machine_is_dead_at_once(tmp_path: Path) -> None:
     assert not held_for(tmp_path, process())
 
 
-def test_folder_that_can_t_be_written_is_one_line(tmp_path: Path) -> None:
+def test_folder_that_can_t_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(RecordError, match="can't be written"):
+    with pytest.raises(RecordError, match="can't be written: File exists"):
         Claim.take(tmp_path / "run", process())
+
+    def full(descriptor: int, text: bytes) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(RecordError, match=r"\.claim-1 can't be written: No space left"):
+        Claim.take(tmp_path / "other", process())
+    assert not held(tmp_path / "other")

@@ -37,7 +37,7 @@ class Claim:
 
     def __init__(self, path: Path, descriptor: int, owner: str) -> None:
         self._path, self._descriptor, self._beats = path, descriptor, 0
-        self._text = f" {secrets.token_hex(8)} {owner} {process()}\n"
+        self._text = f" {secrets.token_hex(8)} {owner} {process()}\n".encode()
         self._over = threading.Event()
         self.lost = False
 
@@ -53,14 +53,17 @@ class Claim:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666)
         except OSError as error:
             taken = isinstance(error, FileExistsError) and folder.is_dir()
-            removed = (
-                isinstance(error, FileNotFoundError | FileExistsError) and not folder.exists()
-            )  # just now
-            if taken or removed:
+            just_removed = isinstance(error, FileNotFoundError | FileExistsError) and not folder.exists()
+            if taken or just_removed:
                 return None
             raise RecordError(path, error) from error
         claim = cls(path, descriptor, owner)
-        claim.beat()
+        try:
+            claim._write()
+        except OSError as error:  # e.g. a full disk
+            os.close(descriptor)
+            path.unlink(missing_ok=True)
+            raise RecordError(path, error) from error
         if after and not _claim(folder, after).exists():  # its owner lived, and has released it meanwhile
             claim.release()
             return None
@@ -69,16 +72,20 @@ class Claim:
     def beat(self) -> None:
         """Change the counter, or find that the claim is ``lost``: its owner was suspended or cut off, so another process has
         the run by now."""
-        self._beats += 1
         with suppress(OSError):  # the next beat may succeed
-            os.lseek(self._descriptor, 0, os.SEEK_SET)
-            os.write(self._descriptor, f"{self._beats:012d}{self._text}".encode())
-            os.fsync(self._descriptor)  # network file systems keep writes until then
+            self._write()
         self.lost = self.lost or self._is_lost()
+
+    def _write(self) -> None:
+        self._beats += 1
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        os.write(self._descriptor, b"%012d%s" % (self._beats, self._text))
+        with suppress(OSError):  # not every file system has it; NFS keeps writes until then
+            os.fsync(self._descriptor)
 
     def _is_lost(self) -> bool:
         try:
-            ours = self._path.read_text().endswith(self._text)
+            ours = self._path.read_bytes().endswith(self._text)
             return not ours or _claim(self._path.parent, _highest(self._path.parent)) != self._path
         except FileNotFoundError:
             return True
