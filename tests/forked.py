@@ -132,7 +132,9 @@ def _settle(environment: dict[str, str], folder: str) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = dict.fromkeys([folder, *environment.get("PYTHONPATH", "").split(os.pathsep), *sys.path])
+    path = os.environ.pop("GOSSAMER_PATH", None)  # of a fork server
+    given = environment.get("PYTHONPATH", "") if path is None else path
+    sys.path[:] = dict.fromkeys([*([folder] if path is None else []), *given.split(os.pathsep), *sys.path])
 
 
 def _leave_after(run: Callable[[], object]) -> None:

@@ -51,6 +51,7 @@ NOT_RUN = {
     ("docs/deployment.md", "slurm"): 1,
     ("docs/design.md", "text"): 1,  # modules
     ("docs/experiments.md", "text"): 2,  # files
+    ("docs/sweeps.md", "slurm"): 2,
     ("docs/sweeps.md", "text"): 1,  # files
 }
 

@@ -109,9 +109,11 @@ def resume(
     for text in overrides:
         if not text.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {text}: accepted: stop and checkpoint, for a run that is resumed")
-    with beginning_at_own_lines(), turns, locked(folder.path):
+    with beginning_at_own_lines(), turns, locked(folder.path) as is_locked:
         experiment = _recorded_experiment(folder.path, overrides)
         with _observing(experiment, observer) as watcher:
+            if not is_locked:
+                watcher.say(f"{folder.path}: folders can't be locked here; no other process may run it now")
             checkpoint = _resumable(folder, experiment, watcher)
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(experiment, server, listen) as engine:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
+import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -97,7 +97,7 @@ def _read(kept: Path, count: int) -> list[str] | None:
 
 def _store(kept: Path, hashes: Sequence[str]) -> None:
     """Keep hashes. A failure is only logged, since it merely makes the next run slower."""
-    part = kept.with_suffix(f".{os.getpid()}.part")
+    part = kept.with_suffix(f".{secrets.token_hex(8)}.part")
     quoted = ", ".join(f'"{hash_}"' for hash_ in hashes)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -47,11 +47,15 @@ _CHUNK = 2**20
 
 def cache_folder() -> Path:
     """The folder for data that can be rebuilt: ``$GOSSAMER_CACHE``, else ``$XDG_CACHE_HOME/gossamer``, else
-    ``~/.cache/gossamer``."""
+    ``~/.cache/gossamer``. It may be impossible to create, as for a user without a home."""
     if folder := os.environ.get("GOSSAMER_CACHE"):
         return Path(folder)
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "gossamer"
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "gossamer"
+    try:
+        return Path.home() / ".cache" / "gossamer"
+    except RuntimeError:  # the user is in no list of users
+        return Path(os.devnull) / "gossamer"
 
 
 # --- opening

@@ -108,6 +108,19 @@ class WaitsToBeSeen(DPSGD):
         await super().run(node)
 
 
+class Meets(DPSGD):
+    """Begins its first round when runs of several processes have begun; ``folder`` has a file for each."""
+
+    folder: str
+    processes: int
+
+    async def run(self, node: Node) -> None:
+        Path(self.folder, str(os.getpid())).touch()
+        while len(os.listdir(self.folder)) < self.processes:  # noqa: PTH208
+            time.sleep(0.02)
+        await super().run(node)
+
+
 def workers(flag: Path) -> list[int]:
     """The processes in which an :class:`AsksForTheEnd` has started."""
     return [int(path.name.rpartition("-")[2]) for path in flag.parent.glob(f"{flag.name}-by-*")]

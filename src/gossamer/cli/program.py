@@ -21,6 +21,7 @@ from gossamer.cli.reproduce import reproduce
 from gossamer.cli.run import resume, run, sweep, worker
 from gossamer.cli.start import demo, new
 from gossamer.errors import BadInput, GossamerError, RunFailed
+from gossamer.startup import begin
 
 # click's class, which some versions of typer contain and others import.
 _UsageError = cast("type[Exception]", typer.BadParameter.__base__)
@@ -70,6 +71,7 @@ class _Handler(logging.Handler):
 
 def main() -> None:
     """The program ``gossamer``."""
+    begin()
     handler = _Handler()
     # Libraries that set their own level (Parsl) are also limited to warnings and above.
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name.startswith("gossamer"))

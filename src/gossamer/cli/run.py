@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -133,6 +132,13 @@ def sweep(
         list[str] | None,
         option("Run only this cell, or axis=value of the grid. May be repeated.", metavar="CELL"),
     ] = None,
+    array: Annotated[
+        str | None,
+        option(
+            "Run only the K-th of N shares, as for $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT.",
+            metavar="K/N",
+        ),
+    ] = None,
     jobs: Jobs = None,
     retry_failed: Annotated[bool, option("Start failed runs again.", "--retry-failed")] = False,
     again: Again = False,
@@ -156,8 +162,8 @@ def sweep(
     """Run many experiments: cells times seeds over a base. A second call continues where the first one ended."""
     from gossamer.sweep.sweep import Sweep
 
-    loaded = Sweep.load(file, overrides or (), out)
-    chosen = loaded.chosen(only or ())
+    loaded, share = Sweep.load(file, overrides or (), out), _share(array)
+    chosen = loaded.chosen(only or (), share)
     from gossamer.sweep.display import as_data, print_summary, watching_sweep
     from gossamer.sweep.execute import run_sweep
     from gossamer.sweep.table import compared
@@ -178,7 +184,7 @@ def sweep(
     if baseline is not None or unit != "seed":
         compared(loaded, baseline, unit)  # refuses an unknown name before the runs start
     with watching_sweep(loaded, quiet=quiet or as_json) as watcher:
-        outcome = run_sweep(loaded, workers, observer=watcher, only=only or (), **options)
+        outcome = run_sweep(loaded, workers, observer=watcher, only=only or (), array=share, **options)
     if as_json:
         print_json(as_data(loaded, compared(loaded, baseline, unit), outcome))
     elif not quiet:
@@ -187,6 +193,16 @@ def sweep(
         raise typer.Exit(INTERRUPTED)
     if outcome.failed or outcome.counts.left:
         raise typer.Exit(1)
+
+
+def _share(text: str | None) -> tuple[int, int] | None:
+    """The numbers of ``--array K/N``."""
+    if text is None:
+        return None
+    share, _, shares = text.partition("/")
+    if not (share.isdecimal() and shares.isdecimal()):
+        raise BadInput(f"--array {text}: accepted: two whole numbers K/N, such as 3/10")
+    return int(share), int(shares)
 
 
 def worker(
@@ -296,6 +312,10 @@ def _profile(done: Run) -> list[tuple[str, str]]:
     ]
     if (vectors := done.figures.get("peak_vectors")) is not None:
         lines.append(("vectors at the peak", f"{vectors} ({vectors / done.nodes:.1f} per node)"))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return lines
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     # Linux counts in KiB, macOS in bytes.
     return [*lines, ("peak memory", f"{peak / (2**20 if sys.platform != 'darwin' else 2**30):.2f} GiB")]

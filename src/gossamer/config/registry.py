@@ -30,6 +30,7 @@ from pydantic_core import PydanticSerializationError, core_schema, to_jsonable_p
 
 from gossamer.config.validation import bad_input, without_booleans
 from gossamer.errors import BadInput, GossamerError, cause, listed, place, shown, suggest
+from gossamer.startup import make_importable
 
 KINDS: dict[str, tuple[str, str]] = {
     "aggregator": ("gossamer.learning", "Aggregator"),
@@ -254,10 +255,7 @@ def check_not_importing(call: str) -> None:
 def imported(path: str, source: str) -> Any:
     """The object named by ``"package.module:attribute"``. BadInput, with ``source``, if it does not exist."""
     module_name, _, attribute = path.partition(":")
-    # The working directory is importable, as with `python -m`.
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    make_importable(str(Path.cwd()))
     _imported.append(module_name)
     if module_name not in sys.modules:
         import_times[module_name] = datetime.now(UTC)

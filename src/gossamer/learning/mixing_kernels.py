@@ -2,9 +2,7 @@
 which takes some tenths of a second, so :mod:`~gossamer.learning.mixing` imports it only if there is enough
 work.
 
-Loops are compiled at the first call with new types, and cached on disk: next to this file, or in the user's
-cache folder if the package's folder can't be written (``NUMBA_CACHE_DIR`` names another one). They release
-the GIL.
+Loops are compiled at the first call with new types (:mod:`~gossamer.learning.compiled`).
 
 A flag is True or None, which differ in type, so that each combination is compiled separately. ``fused``: a product and a
 sum are rounded once.
@@ -12,15 +10,15 @@ sum are rounded once.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+from gossamer.learning.compiled import compiled
 
 COLUMNS = 512
 """Width of a block: the pieces of a thousand rows that are read again and again stay in a core's cache."""
@@ -30,14 +28,6 @@ _SMALL = torch.full((1,), 2.0**-12, dtype=torch.float32)
 FUSED = True if (-1 - 2 * _SMALL).add(1 + _SMALL, alpha=1 + 2.0**-12).item() != 0 else None
 """Whether torch's kernels round a product and a sum once here, which depends on the processor and torch's settings."""
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
-
-
-def _compiled(function: Callable[..., Any]) -> Any:
-    loop = inspect.unwrap(function)  # the tests wrap functions to check their arguments
-    try:
-        return njit(nogil=True, cache=True)(loop)
-    except RuntimeError:  # no folder is writable
-        return njit(nogil=True)(loop)
 
 
 def _strip(lanes: int, registers: int) -> Any:
@@ -128,7 +118,7 @@ def _fenced(typing: Any) -> Any:
 _fence = intrinsic(_fenced)
 
 
-@_compiled
+@compiled
 def add_rows(
     vectors: Any,
     starts: Any,
@@ -187,7 +177,7 @@ def _added(typing: Any, x: Any, weight: Any, total: Any, fused: Any) -> Any:
 _add = intrinsic(_added)
 
 
-@_compiled
+@compiled
 def add_at(vector: Any, where: Any, values: Any, own: Any, weight: Any, fused: Any) -> bool:
     """``vector[where] += weight * (values - own[where])``; without ``own`` (None), ``weight * values``. Returns False and
     does nothing unless ``where`` [k] ascends strictly within the vector."""
@@ -205,7 +195,7 @@ def add_at(vector: Any, where: Any, values: Any, own: Any, weight: Any, fused: A
     return True
 
 
-@_compiled
+@compiled
 def sort_columns(rows: Any) -> None:
     """Sort each column of a matrix [rows, columns] in place, NaN last."""
     count, width = rows.shape

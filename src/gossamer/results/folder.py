@@ -3,8 +3,9 @@ segments is written under another name and then renamed, so that a reader never 
 
 from __future__ import annotations
 
-import fcntl
+import errno
 import json
+import logging
 import os
 import platform
 import re
@@ -43,7 +44,11 @@ _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
 _COMPUTING = ("gossamer", "torch", "numpy")
+_NOT_OFFERED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
+"""What file systems answer to a call that they do not have."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*( [A-Za-z0-9._+-]+)*")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -186,7 +191,7 @@ def environment(
     """Command, start, machine, mode of the matrix kernels, versions of gossamer's dependencies, and the fingerprint of own
     code and data, if given. ``computes_here`` tells whether this process computes, or only processes that it starts."""
     return {
-        "command": list(command),
+        "command": [text.encode(errors="surrogateescape").decode(errors="replace") for text in command],
         "started": datetime.now(UTC).isoformat(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -218,16 +223,23 @@ def versions(recorded: Mapping[str, Any]) -> dict[str, str]:
 
 
 @contextmanager
-def locked(folder: Path, why: str = "the run is ongoing; accepted: one that has ended") -> Iterator[None]:
-    """Lock a folder, at most until this process ends. If another process holds the lock, BadInput with the
-    text ``why``."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def locked(folder: Path) -> Iterator[bool]:
+    """Lock the folder of a run, at most until this process ends. BadInput if another process holds the lock. Yields whether
+    there are locks here: Windows has none on folders, nor have many network file systems."""
+    try:
+        import fcntl
+    except ImportError:
+        yield False
+        return
+    descriptor, is_locked = os.open(folder, os.O_RDONLY), True
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput(f"{folder}: {why}") from None
-        yield
+            raise BadInput(f"{folder}: the run is ongoing; accepted: one that has ended") from None
+        except OSError:
+            is_locked = False
+        yield is_locked
     finally:
         os.close(descriptor)
 
@@ -247,7 +259,8 @@ def writing(what: str) -> Iterator[None]:
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path to write to instead of ``path``. It is flushed to disk and renamed when the block
     succeeds. RecordError if it can't be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes of two machines may have the same number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
         sync(temporary)
@@ -284,12 +297,33 @@ def _sealed(value: Mapping[str, Any]) -> bytes:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file, or the names in a folder, to disk. Where the file system can't, this is said once."""
+    folder = path.is_dir()
+    unable = (*_NOT_OFFERED, errno.EACCES, errno.EISDIR) if folder else _NOT_OFFERED
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(
+            path, os.O_RDONLY if folder else os.O_RDWR
+        )  # Windows flushes only what may be written
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in unable:
+            raise
+        where = path if folder else path.parent
+        _say_once(
+            f"{'folders' if folder else 'files'} can't be flushed to disk here ({error.strerror})", where
+        )
+
+
+_said: set[str] = set()
+
+
+def _say_once(what: str, where: Path) -> None:
+    if what not in _said:
+        _said.add(what)
+        log.warning("%s: %s; a power cut may cost the newest files", where, what)
 
 
 @cache

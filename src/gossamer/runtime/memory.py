@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import torch
@@ -19,6 +18,10 @@ _MIN_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when
 
 def check_address_space() -> None:
     """Refuse to start with too little address space (``ulimit -v``) for the libraries that a run needs."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
         raise BadInput(

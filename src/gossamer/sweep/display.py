@@ -92,7 +92,8 @@ class _LiveTable(SweepLines):
 
     def update(self, counts: Counts) -> None:
         done = counts.skipped + counts.ended
-        text = f"{done}/{counts.total} runs, {counts.running} running"
+        elsewhere = f", {counts.elsewhere} in other processes" if counts.elsewhere else ""
+        text = f"{done}/{counts.total} runs, {counts.running} running{elsewhere}"
         self._progress.update(self._total, total=counts.total, completed=done, text=text)
         if self._seconds() - self._looked_s < _CHECK_S:
             return

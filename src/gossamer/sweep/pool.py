@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from typing import IO, Any
 
 from gossamer.errors import GossamerError
 from gossamer.runtime.processes.system import describe_exit, die_with
+from gossamer.startup import begin, environment, program
 
 _KILL_S = 10.0
 """Seconds that an idle worker has to end after its channel is closed."""
@@ -94,13 +94,13 @@ def _print(printed: int) -> None:
 
 def _start(stderr: IO[str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import work; work({os.getpid()})"],
+        program(f"from {__name__} import work; work({os.getpid()})"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env=environment(),
     )
 
 
@@ -113,15 +113,17 @@ def _end(worker: subprocess.Popen[str]) -> str:
         worker.communicate()
     code = worker.returncode
     text = describe_exit(code)
-    return f"{text}, as the system does when memory runs out" if code == -signal.SIGKILL else text
+    return f"{text}, as the system does when memory runs out" if text.endswith("SIGKILL") else text
 
 
 def work(parent: int) -> None:
     """The main function of a worker process: answer calls until the parent closes the channel or ends."""
     die_with(parent)
+    begin()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a run's output must not be taken for an answer
     for line in sys.stdin:
         module, name, args, kwargs = json.loads(line)
         value = getattr(importlib.import_module(module), name)(*args, **kwargs)
+        sys.stdout.flush()  # the system kills this process once the thread that started it has ended
         print(json.dumps(value), file=answers, flush=True)

@@ -274,10 +274,11 @@ class Sweep:
         """The seeds with which every cell is run."""
         return tuple(dict.fromkeys(planned.experiment.seed for planned in self.planned))
 
-    def chosen(self, only: Sequence[str] = ()) -> tuple[Planned, ...]:
+    def chosen(self, only: Sequence[str] = (), array: tuple[int, int] | None = None) -> tuple[Planned, ...]:
         """The experiments of the cells selected by ``only``, or of all cells. Names are a cell's full name,
         its name in progress lines, or an entry of ``cells``, which selects all its cells. An ``axis=value``
-        of the grid restricts the selection to cells with this value. BadInput for a name that no cell has."""
+        of the grid restricts the selection to cells with this value. Of these, ``array``, (k, n), takes every n-th run from
+        the k-th on. BadInput for a name that no cell has, and unless 0 <= k <= n (the n-th share is that with k = 0)."""
         tags = {planned.cell.name: planned.cell.tags(planned.short) for planned in self.planned}
         axes = {text: axis for texts in tags.values() for text, axis in texts.items()}
         wanted: dict[str, set[str]] = {}
@@ -287,11 +288,21 @@ class Sweep:
                     f"--only {name}: no such cell{suggest(name, axes)}; accepted: {'; '.join(sorted(axes))}"
                 )
             wanted.setdefault(axes[name], set()).add(name)
-        return tuple(
+        chosen = [
             planned
             for planned in self.planned
             if all(texts & tags[planned.cell.name].keys() for texts in wanted.values())
-        )
+        ]
+        if array is None:
+            return tuple(chosen)
+        share, shares = array
+        if not 0 <= share <= max(shares, 1) or shares < 1:
+            raise BadInput(
+                f"--array {share}/{shares}: accepted: K/N, with K from 0 to N - 1, or from 1 to N, such as 3/10"
+            )
+        runs = list(dict.fromkeys(planned.run for planned in chosen))
+        own = set(runs[share % shares :: shares])
+        return tuple(planned for planned in chosen if planned.run in own)
 
     def to_yaml(self) -> str:
         """A sweep file for the same experiments, with absolute paths. Its base is the first cell with every

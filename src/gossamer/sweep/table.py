@@ -16,6 +16,7 @@ from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline, shown_label
 from gossamer.results.run import Run
 from gossamer.results.tidy import confidence, final_summary
+from gossamer.sweep.claims import held
 from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
@@ -36,10 +37,12 @@ _FIGURES: dict[str, Any] = {
 
 log = logging.getLogger(__name__)
 
-Status = schema.Status | Literal["interrupted", "pending"]
-"""``diverged``: ended because a model was not finite; ``stopped``: ended cleanly by the user;
-``interrupted``: begun, but without a record of its end; ``pending``: never begun."""
+Status = schema.Status | Literal["running", "interrupted", "pending"]
+"""``diverged``: ended because a model was not finite; ``stopped``: ended cleanly by the user; ``running``: claimed by a
+process, which may have died on another machine; ``interrupted``: begun, but without a record of its end; ``pending``: never
+begun."""
 ENDED_BADLY: tuple[Status, ...] = ("failed", "diverged")
+ENDED: tuple[Status, ...] = ("done", *ENDED_BADLY)
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,23 @@ class State:
     folder: Path | None = None
 
 
-def states(sweep: Sweep) -> dict[str, State]:
-    """The state of every run of a sweep, by the name of its folder."""
+def states(sweep: Sweep, known: Mapping[str, State] | None = None) -> dict[str, State]:
+    """The state of every run of a sweep, by the name of its folder. ``known`` are states that need not be read."""
     runs = dict.fromkeys(planned.run for planned in sweep.planned)
-    return {run: state_of(sweep.folder / run) for run in runs}
+    return {run: (known or {}).get(run) or _current(sweep.folder / run) for run in runs}
+
+
+def _current(folder: Path) -> State:
+    state = state_of(folder)
+    running = state.status not in ENDED and held(folder)
+    return State("running", None, state.folder) if running else state
 
 
 def state_of(folder: Path) -> State:
-    """The state of a run: that of the finished attempt, or else of the last one (ids sort by time)."""
-    attempts = sorted((file.parent for file in folder.glob("*/experiment.yaml")), reverse=True)
+    """The recorded state of a run: that of the finished attempt, or else of the last one (ids sort by time)."""
+    # Listing a folder makes NFS ask its server; that a file was missing, it may remember for a minute.
+    files = folder.glob("*/*")
+    attempts = sorted((file.parent for file in files if file.name == "experiment.yaml"), reverse=True)
     ended = [_state_of_attempt(attempt) for attempt in attempts]
     return next((state for state in ended if state.status == "done"), ended[0] if ended else State())
 
@@ -224,9 +235,16 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
     return [name for name in names if name not in derived]
 
 
-def write_results(sweep: Sweep) -> None:
-    """Write ``results``, a row per run, into the sweep's folder, as Parquet and CSV."""
-    table = results(sweep)
-    write_table(sweep.folder / "results.parquet", table)
-    with atomic(sweep.folder / "results.csv") as temporary:
-        table.write_csv(temporary)
+def write_results(sweep: Sweep, unrecorded: Mapping[str, State]) -> None:
+    """Write ``sweep.json`` and ``results``, a row per run, as Parquet and CSV, into the sweep's folder. They are written
+    again if a run of another process has ended meanwhile, so whichever process writes last has seen all ends.
+    ``unrecorded`` are states of runs that may have no folder."""
+    recorded: dict[str, State] = {}
+    while (current := states(sweep)) != recorded:
+        recorded = current
+        nothing = {run: state for run, state in unrecorded.items() if recorded[run] == State()}
+        write_state(sweep, recorded | nothing)
+        table = results(sweep)
+        write_table(sweep.folder / "results.parquet", table)
+        with atomic(sweep.folder / "results.csv") as temporary:
+            table.write_csv(temporary)

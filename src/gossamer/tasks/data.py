@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import logging
-import os
+import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
@@ -220,7 +220,7 @@ def split_files(root: Path, split: str) -> list[Path]:
 
 def _store(path: Path, arrays: Arrays) -> None:
     """Cache arrays. A failure is only logged, since it merely makes the next run slower."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    part = path.with_suffix(f".{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, part)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from numba import njit, types
 from numba.core import cgutils, typing
 from numba.core.datamodel import models
 from numba.extending import intrinsic, register_model
+
+from gossamer.learning.compiled import compiled
 
 LANES = 16
 """Samples of a vector."""
@@ -34,16 +37,6 @@ def kernel(function: Callable[..., Any]) -> Any:
     """Compiles a function that only compiled code calls, together with its callers."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     return njit(**options)(inspect.unwrap(function))  # the tests wrap functions to check their arguments
-
-
-def entry_point(function: Callable[..., Any]) -> Any:
-    """Compiles a function that Python calls, and keeps it on disk: next to this file, or in the user's cache folder where
-    that can't be written (``NUMBA_CACHE_DIR`` names another one). It releases Python's lock."""
-    loop = inspect.unwrap(function)
-    try:
-        return njit(nogil=True, cache=True, error_model="numpy")(loop)
-    except RuntimeError:  # no folder is writable
-        return njit(nogil=True, error_model="numpy")(loop)
 
 
 # --- vectors of samples, and tiles of them
@@ -763,7 +756,7 @@ def fill(data: Array, batch: Array, length: int, size: int, a: Array, rows: int)
             store(a, rows + s * size + k, load_first(data, sample + k, min(LANES, length - k)))
 
 
-@entry_point
+@partial(compiled, error_model="numpy")
 def train(
     memory: Array, work: Any, data: Any, loss: Any, options: Array, model: Any, a: Array, losses: Array
 ) -> None:

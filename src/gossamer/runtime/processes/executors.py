@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import subprocess
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, wait
@@ -16,6 +15,7 @@ from typing import Any
 
 from gossamer.errors import BadInput, cause
 from gossamer.runtime.processes.fork_server import Listen
+from gossamer.startup import environment, make_importable, program
 
 _WAIT_S = 5.0
 """Seconds for which a worker tries to reach a coordinator. It listens before workers start, so a coordinator out of reach has
@@ -26,11 +26,10 @@ _END_S = 10.0
 
 def worker_main(address: str, token: str, slots: int) -> int:
     """The executor's task: run a worker in its own process until its run is over. Returns the exit code."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
     options = ["--slots", str(slots), "--wait", str(_WAIT_S), "--quiet"]
-    command = [sys.executable, "-m", "gossamer", "worker", address, *options]
-    environment = {**os.environ, "GOSSAMER_TOKEN": token, "PYTHONPATH": path}
-    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, check=False).returncode
+    command = program("from gossamer.cli import main; main()", "worker", address, *options)
+    variables = environment(GOSSAMER_TOKEN=token)
+    return subprocess.run(command, env=variables, stdin=subprocess.DEVNULL, check=False).returncode
 
 
 def executor_of(name: str) -> Executor:
@@ -40,8 +39,7 @@ def executor_of(name: str) -> Executor:
         return RayExecutor()
     module, _, attribute = name.partition(":")
     # Executors look up modules and their own programs, so set both paths as an activated environment does.
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    make_importable(str(Path.cwd()))
     os.environ["PATH"] = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", os.defpath)))
     try:
         executor = getattr(importlib.import_module(module), attribute)()

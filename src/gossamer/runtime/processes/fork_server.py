@@ -7,10 +7,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from dataclasses import dataclass
 
-from gossamer.runtime.processes.system import describe_exit
+from gossamer.runtime.processes.system import check_supported, describe_exit
+from gossamer.startup import environment, program
 
 KILL_S = 10.0
 """Seconds that the fork server has to end by itself."""
@@ -39,15 +39,16 @@ class ForkServer:
     fork server dies with this process."""
 
     def __init__(self) -> None:
+        check_supported()
         self.end, theirs = socket.socketpair()
         self._runs = self._closed = False
         arguments = str(theirs.fileno()), str(os.getpid())
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gossamer.runtime.processes.worker", *arguments],
+            program("from gossamer.runtime.processes.worker.start import main; main()", *arguments),
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # only this process handles Ctrl-C at the terminal
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            env=environment(),
         )
         theirs.close()
 

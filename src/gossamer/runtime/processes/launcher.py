@@ -18,6 +18,7 @@ from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.executors import started_workers
 from gossamer.runtime.processes.fork_server import ForkServer, Listen
 from gossamer.runtime.processes.protocol import Check, Prepared, Refused
+from gossamer.runtime.processes.system import check_supported
 from gossamer.runtime.processes.transport.shaper import simplified
 from gossamer.runtime.setup import prepare
 
@@ -35,6 +36,7 @@ class ProcessesEngine:
         self, experiment: Experiment, server: ForkServer | None = None, listen: Listen | None = None
     ) -> None:
         assert isinstance(experiment.engine, Processes)
+        check_supported()
         self._listen = listen
         with ExitStack() as stack:
             self._server: ForkServer | WorkerListener

@@ -6,9 +6,7 @@ This module imports nothing large, so that the process that starts the others st
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
-import resource
 import signal
 import socket
 import struct
@@ -24,6 +22,20 @@ SPARE_DESCRIPTORS = 64
 WAIT_S = 1.0
 """Seconds after which a process that waits for a CPU slot checks by itself whether one is free."""
 _PR_SET_PDEATHSIG = 1
+
+
+def check_supported() -> None:
+    """Refuse real processes where they can't be forked or share CPU slots."""
+    try:
+        import fcntl
+        import resource
+
+        os.fork, fcntl.lockf, resource.setrlimit  # noqa: B018
+    except (ImportError, AttributeError):
+        raise BadInput(
+            f"engine: processes, which needs fork and record locks, and {sys.platform} lacks them; accepted: simulate,"
+            " or Linux, macOS, or WSL on Windows"
+        ) from None
 
 
 def die_with(parent: int) -> None:
@@ -49,6 +61,8 @@ def close_all_but(keep: set[int]) -> None:
 def raise_descriptor_limit(nodes: int) -> None:
     """Let this process and its children open as many files as the system allows. Raises BadInput if that is too
     few for connections in both directions between a node and all others."""
+    import resource
+
     needed = 2 * nodes + SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -83,6 +97,8 @@ class CpuSlots:
     @contextmanager
     def one(self) -> Iterator[None]:
         """Hold one of the slots; waits until one is free."""
+        import fcntl
+
         while (slot := self._lock_one()) is None:
             self._wait()
         try:
@@ -93,6 +109,8 @@ class CpuSlots:
                 os.write(self._ends[1], b"!")
 
     def _lock_one(self) -> int | None:
+        import fcntl
+
         for slot in range(os.fstat(self._descriptor).st_size):
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)

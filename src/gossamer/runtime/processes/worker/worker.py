@@ -7,7 +7,6 @@ worker ends its nodes and itself."""
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import logging
 import os
@@ -47,7 +46,7 @@ from gossamer.runtime.processes.channel import (
 from gossamer.runtime.processes.node_process.host import ComputeResources
 from gossamer.runtime.processes.protocol import Finish, Fork, Job, NodeReport, Refused, Tell, Welcome
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
-from gossamer.runtime.processes.system import raise_descriptor_limit
+from gossamer.runtime.processes.system import check_supported, raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
 
@@ -204,6 +203,7 @@ def run_worker(
     Raises:
         RunFailed: if the coordinator refuses this worker, can't be reached, or is lost.
     """
+    check_supported()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     remove_abandoned_folders()
     with own_folder() as folder:
@@ -219,6 +219,8 @@ def run_worker(
 def own_folder() -> Iterator[Path]:
     """A temporary folder for a worker, removed at the end. It has a lock, which the system releases when the
     worker and its nodes have ended, however they end."""
+    import fcntl
+
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder, Path(folder, "unlocked").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         Path(lock.name).rename(Path(folder, _LOCK))  # so no other process sees it unlocked before the end
@@ -227,6 +229,8 @@ def own_folder() -> Iterator[Path]:
 
 def remove_abandoned_folders() -> None:
     """Remove the folders of this user's workers that were killed."""
+    import fcntl
+
     for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
         # OSError: the worker still runs, or the folder is being removed or can't be read.
         with suppress(OSError):
