@@ -193,7 +193,7 @@ def test_disconnected_graphs_are_drawn_again() -> None:
     [
         (Star(centre=4), 4, "topology: edge (4, 0) in a graph of 4 nodes; accepted: two different ranks"),
         (Hypercube(), 12, "nodes: 12 for the topology hypercube; accepted: a power of two"),
-        (Torus(rows=5), 12, "topology: torus returns a graph of 10 nodes; accepted: 12, as in nodes"),
+        (Torus(rows=5), 12, "topology.rows: 5 for 12 nodes; accepted: a divisor of 12, or null"),
         (BarabasiAlbert(m=4), 4, "m < n"),
     ],
 )

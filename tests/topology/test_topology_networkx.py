@@ -45,7 +45,7 @@ def test_stochastic_blocks_have_about_p_of_all_edges() -> None:
 
 
 def test_mismatched_or_disconnected_blocks_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"topology: stochastic-block returns a graph of 5 nodes; accepted: 6"):
+    with pytest.raises(BadInput, match=r"topology.sizes: 5 nodes in all; accepted: 6, as in nodes"):
         TopologySchedule(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0.5), 6, 1).check()
     with pytest.raises(BadInput, match="100 disconnected draws of stochastic-block with 5 nodes"):
         draw(StochasticBlock(sizes=(2, 3), p_in=1, p_out=0), 5)

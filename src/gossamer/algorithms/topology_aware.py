@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import MAX_NUMBER, Algorithm, participants, whole_number
+from gossamer.config.ranges import Factor, NonNegativeFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message
@@ -56,7 +57,7 @@ class TopologyAware(Algorithm):
     mixes_models: ClassVar[bool] = True
     local_epochs: int = Field(default=1, ge=1)
     participation: float = Field(default=1.0, gt=0, le=1)
-    proximal: float = Field(default=0.0, ge=0)
+    proximal: NonNegativeFloat32 = 0.0
     distance: Literal["squared", "norm"] = "squared"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     evaluate_trained: tuple[str, ...] = ()
@@ -150,7 +151,7 @@ class GossipedCentrality(Algorithm):
     mixes_models: ClassVar[bool] = True
     local_epochs: int = Field(default=1, ge=1)
     measure: Literal["degree", "pagerank"] = "pagerank"
-    temperature: float | None = Field(default=None, gt=0)
+    temperature: Factor | None = None
     damping: float = Field(default=0.85, gt=0, lt=1)
 
     def mixing(self) -> Mixing:

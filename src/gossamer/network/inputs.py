@@ -16,7 +16,11 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from gossamer.config.registry import Component
 from gossamer.errors import BadInput, first_line, listed, suggest
+from gossamer.files import check_fits
 from gossamer.randomness import generator
+
+LARGEST = 1e12
+"""The largest number in a file: of seconds, milliseconds or Mbit/s, whose products are finite."""
 
 
 class SomeNodes(Component):
@@ -84,8 +88,8 @@ def read_csv(
 ) -> pl.DataFrame:
     """Read ``columns`` (name -> polars type) of a CSV file (.csv or .csv.gz) with a header. Lines that begin
     with ``#`` are comments. Blank cells and missing optional columns are null. BadInput, with the
-    experiment's ``field``, for a file that can't be read, that lacks a column, or that has a negative or
-    infinite number."""
+    experiment's ``field``, for a file that can't be read, that lacks a column, or that has a number below 0 or above
+    :data:`LARGEST`."""
     cells = read_cells(path, field, header=True)
     missing = columns.keys() - set(cells.columns)
     if lacking := missing - set(optional):
@@ -103,14 +107,15 @@ def read_csv(
         )
     except pl.exceptions.PolarsError as error:
         raise BadInput(f"{field}: {path}: {first_line(error)}; accepted: numbers") from None
-    numbers = pl.all_horizontal(selectors.numeric().is_finite() & (selectors.numeric() >= 0))
-    check_rows(table, numbers.fill_null(True), f"{field}: {path}", "finite numbers from 0")
+    numbers = pl.all_horizontal(selectors.numeric().is_between(0, LARGEST))
+    check_rows(table, numbers.fill_null(True), f"{field}: {path}", f"numbers from 0 to {LARGEST:g}")
     return table
 
 
 def read_cells(path: Path, field: str, *, header: bool) -> pl.DataFrame:
     """The cells of a CSV file, as text."""
     try:
+        check_fits(f"{field}: {path}", path, times=2)
         return pl.read_csv(path, has_header=header, infer_schema=False, comment_prefix="#")
     except (pl.exceptions.PolarsError, OSError) as error:
         accepted = "a CSV file (.csv or .csv.gz)"

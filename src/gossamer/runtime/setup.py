@@ -18,6 +18,7 @@ from torch import nn
 from gossamer import files
 from gossamer.codecs.sparsify import count_of
 from gossamer.config import Experiment, Processes, Simulate, WarmStart
+from gossamer.config.ranges import LONGEST_S
 from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
@@ -31,7 +32,7 @@ from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import choose_trainer
 from gossamer.learning.trial import tried_measures
 from gossamer.messages.tags import Model
-from gossamer.network import Network
+from gossamer.network import ComputeProfile, Conditions, Network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
@@ -41,6 +42,9 @@ from gossamer.runtime.memory import check_address_space, check_memory, check_out
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
+
+_TRIED = 1000
+"""The first nodes and rounds whose durations and learning rates are looked at before a run."""
 
 
 def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
@@ -59,7 +63,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     algorithm, nodes, seed = experiment.algorithm, experiment.nodes, experiment.seed
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # only a simulation has to model frozen nodes
-    experiment.network.conditions(nodes, seed)
+    _check_conditions(experiment.network.conditions(nodes, seed), nodes)
     faults = FaultSchedule(experiment.faults, nodes, seed)
     network = faults.network(experiment.network, frozen=virtual)
     _check_network(experiment, network)
@@ -99,7 +103,10 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         named = _algorithms_with("tolerates_sampling")
         raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
     _check_stop(experiment, topology)
-    compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
+    settled = experiment.compute.settled(nodes, seed)
+    _check_durations(settled, nodes, seed)
+    compute = faults.compute(settled, frozen=virtual)
+    _check_learning_rates(experiment)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
@@ -248,6 +255,42 @@ def _check_network(experiment: Experiment, network: Network) -> None:
         raise BadInput(f"{field}: {name} tolerates no message loss; accepted: {field} without loss")
     if algorithm.gathers and gather.timeout_s is None:
         raise BadInput("gather.timeout_s: null, although messages are lost; accepted: seconds")
+
+
+def _check_conditions(conditions: Conditions, nodes: int) -> None:
+    """Refuse rates that are no numbers, and paths with such times, as far as a few of them show it. (The others are checked
+    when a message takes them.)"""
+    if len(wrong := conditions.rates[~(conditions.rates >= 0)]):
+        raise BadInput(f"network: {wrong[0]} bytes per second on a link; accepted: a number, at least 0")
+    for rank in {1, nodes - 1} if nodes > 1 else ():
+        conditions.path(0, rank)
+        conditions.path(rank, 0)
+
+
+def _check_durations(profile: ComputeProfile, nodes: int, seed: int) -> None:
+    """Refuse a first step that has no duration, or one beyond the end of time. (Later ones are checked when they begin.)"""
+    for rank in range(min(nodes, _TRIED)):
+        try:
+            seconds = profile.duration(seed, rank, 0, 1, 0.0)
+        except GossamerError:
+            raise
+        except Exception as error:
+            raise BadInput(f"compute: raised {cause(error)}, for the first step of node {rank}") from error
+        if seconds > LONGEST_S:
+            problem = f"{seconds:g} s for the first step of node {rank}"
+            raise BadInput(f"compute: {problem}; accepted: at most {LONGEST_S:g} s")
+
+
+def _check_learning_rates(experiment: Experiment) -> None:
+    """Refuse a schedule that takes the learning rate beyond float32 in one of the first rounds."""
+    rounds = range(min(experiment.stop.rounds or _TRIED, _TRIED))
+    try:
+        for round in rounds:
+            experiment.optimizer.lr_at(round)
+    except GossamerError:
+        raise
+    except Exception as error:
+        raise BadInput(f"optimizer.schedule: raised {cause(error)}, for round {round}") from error
 
 
 def _check_stop(experiment: Experiment, topology: TopologySchedule) -> None:

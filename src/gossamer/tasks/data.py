@@ -32,7 +32,7 @@ from safetensors.numpy import load_file, save_file
 from gossamer.config.registry import FilePath
 from gossamer.digests import digests
 from gossamer.errors import BadInput, first_line
-from gossamer.files import cache_folder
+from gossamer.files import cache_folder, check_fits, check_room
 from gossamer.randomness import SHARED, generator
 from gossamer.reads import note
 from gossamer.tasks import splits
@@ -97,6 +97,7 @@ def image_decoder(height: int, width: int, channels: int, resize: bool = False) 
         package("PIL", "'gossamer[data]'", "pillow")
         if not is_image(column):
             raise BadInput(f"{where}: {column.dtype}; accepted: images")
+        check_room(f"{where}: the pixels", len(column) * height * width * channels)
         pixels = np.empty((len(column), height, width, channels), np.uint8)
         for row, (data, name) in enumerate(_encoded(column)):
             try:
@@ -121,11 +122,14 @@ def image_decoder(height: int, width: int, channels: int, resize: bool = False) 
     return decode
 
 
-def opened(data: bytes | None) -> Any:
-    """An encoded image, opened by Pillow but not decoded yet."""
+def opened(data: bytes | Path | None) -> Any:
+    """An encoded image, opened by Pillow but not decoded yet. ValueError for one with too many pixels."""
     from PIL import Image
 
-    return Image.open(io.BytesIO(data or b""), formats=FORMATS)
+    try:
+        return Image.open(data if isinstance(data, Path) else io.BytesIO(data or b""), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise ValueError(first_line(error)) from None
 
 
 def _encoded(column: pl.Series) -> Iterator[tuple[bytes | None, str | None]]:
@@ -299,6 +303,7 @@ def read_table(path: Path) -> pl.DataFrame:
     """The rows of one file: a table, or a text (one row, ``text``). BadInput for a file that can't be read, or whose first
     line has data in place of names."""
     try:
+        check_fits(f"task: {path}", path)
         match path.name.lower().rpartition(".")[2]:
             case "parquet":
                 return pl.read_parquet(path)
@@ -319,6 +324,7 @@ def read_table(path: Path) -> pl.DataFrame:
 def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFrame:
     """Image files as rows ``image`` (encoded, as the hub stores them) and ``label``, the folder's name."""
     try:
+        check_fits("task: the image files", *paths)
         images = [{"bytes": path.read_bytes(), "path": name(path)} for path in paths]
     except OSError as error:
         raise BadInput(

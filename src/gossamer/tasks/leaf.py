@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
+from gossamer.files import check_fits
 from gossamer.reads import note
 from gossamer.tasks.data import (
     Decoder,
@@ -34,6 +35,7 @@ from gossamer.tasks.data import (
     hub_provenance,
     image_decoder,
     label_decoder,
+    opened,
     split_by_owner,
 )
 from gossamer.tasks.language import IGNORED, METRICS, token_accuracy, token_loss
@@ -60,6 +62,7 @@ def read_users(folder: Path) -> Users:
     users: Users = {}
     for file in json_files(folder):
         try:
+            check_fits(f"task.path: {file}", file, times=3)
             user_data = json.loads(file.read_bytes())["user_data"]
             new: Users = {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in user_data.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -213,16 +216,14 @@ class CelebA(LeafTask):
     model: ModelField = Field(default="celeba-cnn", validate_default=True)
 
     def samples(self, x: list[Any], y: list[Any]) -> Pair:
-        from PIL import Image
-
         folder = self.images or (self.path or Path()) / "raw" / "img_align_celeba"
         note(folder, ["*"])
         pixels = np.empty((len(x), 3, 84, 84), np.uint8)
         for row, name in enumerate(x):
             try:
-                with Image.open(folder / name) as image:
+                with opened(folder / name) as image:
                     pixels[row] = np.asarray(image.resize((84, 84)).convert("RGB")).transpose(2, 0, 1)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise ValueError(f"{folder / name}: {cause(error)}") from None
         return torch.from_numpy(pixels), _classes(y, 2)
 

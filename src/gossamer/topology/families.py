@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
-from itertools import combinations
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from itertools import combinations, count
 from math import isqrt
 from typing import Any
 from xml.etree.ElementTree import ParseError
@@ -18,9 +20,14 @@ from pydantic import Field, PositiveInt, field_validator
 
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput, cause
+from gossamer.files import check_fits, check_room
+from gossamer.process_memory import available_bytes
 from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.topology import RandomTopology, Topology, located
 from gossamer.topology.weights import read_matrix, read_numbers
+
+_ENTRY_BYTES = 100
+"""Bytes that a node or a link takes in a graph of networkx, at least."""
 
 
 @register("topology", "ring")
@@ -46,6 +53,8 @@ class Complete(Topology):
     """Every node is a neighbour of every other. With the default weights, mixing is exact averaging."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        arcs = nodes * (nodes - 1)
+        check_room(f"topology: the {arcs:,} links of a complete graph of {nodes:,} nodes", 4 * 8 * arcs)
         return Graph(nodes, combinations(range(nodes), 2))
 
 
@@ -61,6 +70,10 @@ class Torus(Topology):
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         rows = self.rows or max(rows for rows in range(1, isqrt(nodes) + 1) if nodes % rows == 0)
+        if nodes % rows:
+            raise BadInput(
+                f"topology.rows: {rows} for {nodes} nodes; accepted: a divisor of {nodes}, or null"
+            )
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
         return Graph.from_networkx(nx.convert_node_labels_to_integers(grid, ordering="sorted"))
 
@@ -186,6 +199,8 @@ class StochasticBlock(RandomTopology):
     p_out: float = Field(ge=0, le=1)
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
+        if sum(self.sizes) != nodes:
+            raise BadInput(f"topology.sizes: {sum(self.sizes)} nodes in all; accepted: {nodes}, as in nodes")
         p = np.full((len(self.sizes), len(self.sizes)), self.p_out)
         np.fill_diagonal(p, self.p_in)
         return nx.stochastic_block_model(list(self.sizes), p.tolist(), seed=_seed(rng))
@@ -223,13 +238,42 @@ class Generator(RandomTopology):
         offered = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
         defaults = {name: value for name, value in offered.items() if name in self._arguments}
         try:
-            graph = getattr(nx, self.generator)(**{**defaults, **self.parameters})
+            with _at_most(nodes, f"topology.parameters: {self.parameters}"):
+                graph = getattr(nx, self.generator)(**{**defaults, **self.parameters})
+        except BadInput:
+            raise
         except Exception as error:
             accepted = f"arguments of networkx.{self.generator}"
             raise BadInput(
                 f"topology.parameters: {self.parameters}: {cause(error)}; accepted: {accepted}"
             ) from error
         return _ranked(graph, f"topology.generator: {self.generator}")
+
+
+@contextmanager
+def _at_most(nodes: int, where: str) -> Iterator[None]:
+    """Let the graphs that networkx makes have no more nodes and links together than ten complete graphs of the run's nodes (a
+    generator may make larger graphs than the one that it returns), and no more than fit the memory that is free. BadInput
+    beyond."""
+    free = available_bytes()
+    most = min(max(10 * nodes**2, 10**6), sys.maxsize if free is None else free // _ENTRY_BYTES)
+    made = count(1)
+
+    class Counted(dict[Any, Any]):
+        """The nodes of a graph, or the links of a node."""
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            if key not in self and next(made) > most:
+                problem = f"it makes graphs of more than {most:,} nodes and links"
+                raise BadInput(f"{where}: {problem}; accepted: a graph of {nodes} nodes, as in nodes")
+            super().__setitem__(key, value)
+
+    plain = nx.Graph.node_dict_factory, nx.Graph.adjlist_inner_dict_factory
+    nx.Graph.node_dict_factory = nx.Graph.adjlist_inner_dict_factory = Counted
+    try:
+        yield
+    finally:
+        nx.Graph.node_dict_factory, nx.Graph.adjlist_inner_dict_factory = plain
 
 
 def _ranked(graph: Any, where: str) -> NetworkX:
@@ -301,6 +345,7 @@ class GraphML(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         where = f"topology.path: {self.path}"
         try:
+            check_fits(where, self.path, times=4)
             text = self.path.read_text(encoding="utf-8")
             fromstring(text, forbid_dtd=True)  # refuses entities, which networkx would expand
             graph = nx.parse_graphml(text)

@@ -15,8 +15,10 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, model_validator
 
+from gossamer.config.ranges import Factor
 from gossamer.config.registry import Component, ComponentField, FilePath, register
 from gossamer.errors import BadInput
+from gossamer.files import check_fits
 from gossamer.topology.graph import Graph, NetworkX
 
 Samples = Sequence[int] | None  # number of training samples of each node, if known
@@ -226,7 +228,7 @@ class ScoreWeights(Weights):
     prints their influence)."""
 
     # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the scores.
-    temperature: float | None = Field(default=0.1, gt=0)
+    temperature: Factor | None = 0.1
     # How 1 / temperature changes with the round; null: constant.
     schedule: Annotated[
         TemperatureSchedule | None, ComponentField("temperature", "topology.weights.schedule", optional=True)
@@ -326,6 +328,7 @@ def read_numbers(path: Path, where: str) -> Float[np.ndarray, "rows columns"]:
     """A table of finite numbers from a text file, one row per line, separated by spaces or commas; ``#`` starts a comment.
     ``where`` names the field and the file in errors."""
     try:
+        check_fits(where, path, times=5)
         lines = path.read_text(encoding="utf-8").replace(",", " ").splitlines()
         rows = [words for line in lines if (words := line.partition("#")[0].split())]
         numbers = np.array(rows, dtype=np.float64, ndmin=2)

@@ -34,7 +34,7 @@ from gossamer.node.node import ROW_COLUMNS
 from gossamer.per_node import Divergence, PerNode, of
 from gossamer.randomness import SHARED, generator
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import MAX_PASSES, NS, to_ns
+from gossamer.runtime.simulate.clock import MAX_PASSES, NEVER_NS, NS, to_ns
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.links import Links
 
@@ -243,9 +243,9 @@ class Cohort(Node):
 
     def update(self) -> None:
         """Copy the values that rows record to the nodes. Raises Divergence if a model is not finite, since nodes that
-        run by themselves would end the run at another instant."""
+        run by themselves would end the run at another instant, nor if time ends, which the clock reports."""
         vectors = self._vectors.each
-        if not all(map(is_finite, vectors)):
+        if self.now_ns >= NEVER_NS or not all(map(is_finite, vectors)):
             raise Divergence
         context = self._context
         traffics, counts, ages = self._traffic.T.tolist(), self._taken.tolist(), self._ages.T.tolist()
@@ -343,7 +343,7 @@ class Cohort(Node):
             start = Model(vector, own.buffers.vector)
             jobs.append(own.train_job(start, first, steps, of(self.lr, rank), state))
         results = self._context.executor.execute(ComputationKind.TRAIN, jobs)
-        duration_ns = to_ns(self._setup.compute.seconds(0, 0, first, steps, 0.0))
+        duration_ns = to_ns(self._setup.compute.duration(0, 0, first, steps, 0.0))
         self.now_ns += duration_ns
         self._busy_ns += duration_ns
         self.step += steps

@@ -1,0 +1,401 @@
+"""Numbers at the edge, in each numeric field of each component and of the experiment: work, or one line before the run. (Issue
+"Every input ends in work or in one line", section 11.)"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import numpy as np
+import pytest
+
+import gossamer
+from gossamer import BadInput, Experiment
+from gossamer.config import experiment as sections
+from gossamer.config.registry import KINDS, Section, names
+from gossamer.faults import Fault, FaultInterval, FaultPlan
+from gossamer.learning.learning_rate import LearningRateSchedule
+from gossamer.network import ComputeProfile, Conditions, Network
+from gossamer.network.network import Path as NetworkPath
+from gossamer.runtime.setup import prepare
+
+EDGES = (1e308, -1, math.nan, math.inf, 2**63)
+
+BASE: dict[str, Any] = {
+    "nodes": 4,
+    "task": {"name": "least-squares", "features": 3, "samples": 40, "test_samples": 8},
+    "algorithm": "d-psgd",
+    "optimizer": {"name": "sgd", "lr": 0.1},
+    "batch_size": 4,
+    "evaluation": {"every_rounds": 1},
+    "stop": {"rounds": 2},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+}
+DIGITS = {"task": {"name": "digits", "model": "logistic", "samples": 80}}
+FAULTY = {"gather": {"timeout_s": 1.0, "lost_peer": "skip"}, "failures": {"detection_s": 0.1}}
+NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("aggregator", "krum"): {"byzantine": 0},
+    ("aggregator", "trimmed-mean"): {"count": 1},
+    ("codec", "top-k"): {"fraction": 0.5},
+    ("codec", "random-k"): {"fraction": 0.5},
+    ("codec", "threshold"): {"threshold": 0.1},
+    ("codec", "round-robin"): {"blocks": 2},
+    ("compute", "per-node"): {"seconds_per_step": [0.1, 0.1, 0.1, 0.1]},
+    ("compute", "stragglers"): {"count": 1},
+    ("compute", "slowdowns"): {
+        "windows": [{"from_s": 0, "to_s": 1, "factor": 2}],
+        "random": {"per_hour": 1, "mean_s": 1, "factor": 2},
+    },
+    ("fault", "crash"): {"nodes": [0], "at_s": 0.01},
+    ("fault", "leave"): {"nodes": [0], "at_s": 0.01},
+    ("fault", "join"): {"nodes": [0], "at_s": 0.01},
+    ("fault", "churn"): {"mean_up_s": 1.0, "mean_down_s": 0.1},
+    ("fault", "slow"): {"nodes": [0], "factor": 2},
+    ("fault", "freeze"): {"nodes": [0], "at_s": 0.01, "for_s": 0.01},
+    ("fault", "loss"): {"probability": 0.1},
+    ("network", "stragglers"): {"count": 1, "bandwidth_mbps": 10},
+    ("network", "varying"): {"base": "uniform", "rate_changes": [{"at_s": 1, "factor": 0.5}]},
+    ("optimizer", "*"): {"lr": 0.1},
+    ("partition", "dirichlet"): {"alpha": 1.0},
+    ("partition", "sizes"): {"fractions": [0.25, 0.25, 0.25, 0.25]},
+    ("schedule", "step"): {"every": 1},
+    ("schedule", "multi-step"): {"milestones": [1]},
+    ("schedule", "exponential"): {"factor": 0.5},
+    ("schedule", "cosine"): {"rounds": 2},
+    ("schedule", "linear"): {"rounds": 2},
+    ("temperature", "cosine"): {"rounds": 2},
+    ("temperature", "oscillating"): {"rounds": 2},
+    ("topology", "layers"): {"layers": {"near": "ring"}},
+    ("topology", "random-links"): {"probability": 0.5},
+    ("topology", "random-regular"): {"degree": 2},
+    ("topology", "erdos-renyi"): {"p": 0.9},
+    ("topology", "watts-strogatz"): {"degree": 2, "p": 0.1},
+    ("topology", "barabasi-albert"): {"m": 1},
+    ("topology", "stochastic-block"): {"sizes": [2, 2], "p_in": 1.0, "p_out": 1.0},
+}
+"""Parameters that a component needs, by kind and name."""
+
+
+def spec_of(kind: str, name: str) -> dict[str, Any]:
+    return {"name": name, **NEEDED.get((kind, "*"), {}), **NEEDED.get((kind, name), {})}
+
+
+def placed(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    """An experiment with a component."""
+    match kind:
+        case "fault":
+            return {**BASE, **FAULTY, "faults": [spec]}
+        case "model":
+            return {**BASE, "task": {**DIGITS["task"], "model": spec}}
+        case "poison":
+            return {**BASE, **DIGITS, "poison": [spec]}
+        case "schedule":
+            return {**BASE, "optimizer": {"name": "sgd", "lr": 0.1, "schedule": spec}}
+        case "temperature":
+            return {**BASE, "topology": {"name": "ring", "weights": {"name": "centrality", "schedule": spec}}}
+        case "weights":
+            return {**BASE, "topology": {"name": "ring", "weights": spec}}
+        case "partition":
+            return {**BASE, **DIGITS, "partition": spec}
+        case _:
+            return {**BASE, kind: spec}
+
+
+def types_in(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for inner in get_args(annotation):
+        yield from types_in(inner)
+
+
+def numeric(model: type[Section], given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numeric fields of a component, each with a place for a number: "field", "field.field" or "field.index"."""
+    for field, info in model.model_fields.items():
+        types = set(types_in(info.annotation)) | {get_origin(t) for t in types_in(info.annotation)}
+        inner = next((t for t in types if isinstance(t, type) and issubclass(t, Section)), None)
+        value = given.get(field)
+        if inner is not None and isinstance(value, dict):
+            yield from ((f"{field}.{more}", number) for more, number in numeric(inner, value))
+        elif inner is not None and isinstance(value, list):
+            yield from ((f"{field}.0.{more}", number) for more, number in numeric(inner, value[0]))
+        elif types & {int, float}:
+            yield field, value
+            if tuple in types or list in types:
+                yield f"{field}.0", value
+
+
+def with_value(given: Any, path: str, value: Any) -> Any:
+    """A copy of a mapping or list with another value at a path."""
+    first, _, rest = path.partition(".")
+    if first.isdecimal():
+        items = list(given) if isinstance(given, list | tuple) and given else [None]
+        items[0] = with_value(items[0], rest, value) if rest else value
+        return items
+    given = given if isinstance(given, dict) else {}
+    return {**given, first: with_value(given.get(first), rest, value) if rest else value}
+
+
+def outcome(described: dict[str, Any], out: Path, *, work: bool = True) -> str:
+    """Run an experiment. Returns "work", or the one line that refuses it; any other error is one of the test."""
+    try:
+        experiment = Experiment.of(described)
+        if work:
+            gossamer.run(experiment, out, command=["test"])
+    except BadInput as error:
+        lines = error.problems
+        assert len(lines) == 1, lines
+        assert "\n" not in lines[0]
+        assert "Error" not in lines[0] or "raised" in lines[0] or "topology" in lines[0], lines[0]
+        return lines[0]
+    return "work"
+
+
+KINDS_TRIED = [kind for kind in KINDS if kind not in ("tracker", "wrapper")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS_TRIED)
+def test_each_number_of_each_component_ends_in_work_or_in_one_line(kind: str, tmp_path: Path) -> None:
+    failed = []
+    for name, component in names(kind).items():
+        spec = spec_of(kind, name)
+        for path, _ in numeric(component, spec):
+            for value in EDGES:
+                try:
+                    outcome(placed(kind, with_value(spec, path, value)), tmp_path)
+                except Exception as error:  # noqa: BLE001 - all of them are shown together
+                    failed.append(f"{name}.{path} = {value}: {type(error).__name__}: {error}")
+    assert not failed, "\n".join(failed)
+
+
+SECTIONS = {
+    "evaluation.timeline": {"to_s": 1.0},
+    "stop": {"rounds": 2},
+    "gather": {},
+    "secure_aggregation": {},
+    "failures": {},
+    "checkpoint": {},
+    "engine": {"name": "simulate"},
+}
+
+
+def test_each_number_of_the_experiment_ends_in_work_or_in_one_line(tmp_path: Path) -> None:
+    models: dict[str, type[Section]] = {
+        "evaluation.timeline": sections.Timeline,
+        "stop": sections.Stop,
+        "gather": sections.Gather,
+        "secure_aggregation": sections.SecureAggregation,
+        "failures": sections.Failures,
+        "checkpoint": sections.Checkpoints,
+        "engine": sections.Simulate,
+        "evaluation": sections.Evaluation,
+        "": Experiment,
+    }
+    tried = [
+        (f"{section}.{path}".strip("."), SECTIONS.get(section, {}))
+        for section, model in models.items()
+        for path, _ in numeric(model, {})
+    ]
+    assert len(tried) > 20
+    for path, given in tried:
+        base = BASE
+        section = path.rpartition(".")[0]
+        if section and given:
+            base = with_value(BASE, section, {**(BASE.get(section) or {}), **given})
+        for value in EDGES:
+            outcome(with_value(base, path, value), tmp_path)
+    for path, _ in numeric(sections.Processes, {}):
+        for value in EDGES:
+            described = {**BASE, "engine": {"name": "processes", path: value}}
+            outcome(described, tmp_path, work=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        (
+            {"optimizer": {"name": "sgd", "lr": 1e39}},
+            "optimizer.lr: got 1e+39; accepted: less than or equal to 3.4028",
+        ),
+        (
+            {"network": {"name": "uniform", "latency_s": 1e308}},
+            "network.latency_s: got 1e+308; accepted: less than or",
+        ),
+        (
+            {"network": {"name": "uniform", "bandwidth_mbps": 1e308}},
+            "network.bandwidth_mbps: got 1e+308; accepted: less",
+        ),
+        ({"stop": {"time_s": 1e308}}, "stop.time_s: got 1e+308; accepted: less than or equal to 4000000000"),
+        (
+            {"gather": {"timeout_s": 1e308}},
+            "gather.timeout_s: got 1e+308; accepted: less than or equal to 4000000000",
+        ),
+        (
+            {"faults": [{"name": "crash", "nodes": [0], "at_s": 1e308}]},
+            "faults.0.at_s: got 1e+308; accepted: less than or",
+        ),
+        (
+            {"compute": {"name": "constant", "seconds_per_step": 1e308}},
+            "compute.seconds_per_step: got 1e+308; accepted",
+        ),
+        (
+            {
+                "compute": {
+                    "name": "stragglers",
+                    "count": 1,
+                    "factor": 1e9,
+                    "base": {"name": "constant", "seconds_per_step": 1e6},
+                }
+            },
+            "compute: 1e+15 s for the first step of node",
+        ),
+        (
+            {
+                "optimizer": {
+                    "name": "sgd",
+                    "lr": 1e30,
+                    "schedule": {"name": "linear", "rounds": 2, "start": 1.0, "end": 1e20},
+                }
+            },
+            "optimizer.schedule: linear makes the learning rate 5e+49 in round 1; accepted: finite numbers of float32",
+        ),
+    ],
+)
+def test_the_line_names_the_field_and_its_range(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        prepare(Experiment.of({**BASE, **fields}))
+    [problem] = raised.value.problems
+    assert problem.startswith(line)
+
+
+# --- values of own components
+
+
+class OddProfile(ComputeProfile):
+    """Steps whose durations are no durations: from the start, or later."""
+
+    seconds_text: str
+    from_step: int = 0
+
+    def step_seconds(self, seed: int, rank: int, step: int) -> float:
+        return float(self.seconds_text) if step >= self.from_step else 0.1
+
+
+class OddSchedule(LearningRateSchedule):
+    """A factor that is no number from some round on."""
+
+    factor_text: str
+    from_round: int = 0
+
+    def factor_after_warmup(self, round: int) -> float:
+        return float(self.factor_text) if round >= self.from_round else 1.0
+
+
+class OddFault(Fault):
+    """An interval that is none."""
+
+    from_text: str
+    to_text: str = "1.0"
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        return FaultPlan([FaultInterval(float(self.from_text), float(self.to_text), "crash", 0)], (0,))
+
+
+class OddConditions(Conditions):
+    def __init__(self, rates: np.ndarray, latency_s: float) -> None:
+        self.rates, self._latency_s = rates, latency_s
+
+    def path(self, source: int, to: int) -> NetworkPath:
+        return NetworkPath((source, len(self.rates) // 2 + to), self._latency_s)
+
+
+class OddNetwork(Network):
+    """Links with a rate or a latency that is none."""
+
+    rate_text: str = "1e6"
+    latency_text: str = "0.1"
+
+    def conditions(self, nodes: int, seed: int) -> Conditions:
+        return OddConditions(np.full(2 * nodes, float(self.rate_text)), float(self.latency_text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        *(
+            (
+                {"compute": {"name": OddProfile, "seconds_text": text}},
+                f"compute: {float(text)} seconds for 1 steps of node 0 from its step 0 on; accepted: a finite number, at least 0",
+            )
+            for text in ("nan", "inf", "-1")
+        ),
+        (
+            {"compute": {"name": OddProfile, "seconds_text": "1e308"}},
+            "compute: 1e+308 s for the first step of node 0; accepted",
+        ),
+        *(
+            (
+                {
+                    "optimizer": {
+                        "name": "sgd",
+                        "lr": 0.1,
+                        "schedule": {"name": OddSchedule, "factor_text": text, "from_round": 1},
+                    }
+                },
+                "optimizer.schedule: test_cases_edge_numbers:OddSchedule makes the learning rate",
+            )
+            for text in ("nan", "inf", "1e308")
+        ),
+        *(
+            (
+                {"faults": [{"name": OddFault, "from_text": text}], **FAULTY},
+                f"faults: crash from {float(text)} to 1.0 s; accepted",
+            )
+            for text in ("nan", "-1", "2")
+        ),
+        (
+            {"network": {"name": OddNetwork, "rate_text": "nan"}},
+            "network: nan bytes per second on a link; accepted",
+        ),
+        (
+            {"network": {"name": OddNetwork, "rate_text": "-5"}},
+            "network: -5.0 bytes per second on a link; accepted",
+        ),
+        *(
+            (
+                {"network": {"name": OddNetwork, "latency_text": text}},
+                f"network: Path(links=(0, 5), latency_s={float(text)}",
+            )
+            for text in ("nan", "inf", "-1")
+        ),
+    ],
+)
+def test_values_of_own_components_are_checked_before_the_run(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        prepare(Experiment.of({**BASE, **fields}))
+    [problem] = raised.value.problems
+    assert problem.startswith(line)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-1"])
+def test_later_values_of_own_components_are_checked_where_they_enter(text: str, tmp_path: Path) -> None:
+    described = {**BASE, "compute": {"name": OddProfile, "seconds_text": text, "from_step": 1}}
+    with pytest.raises(gossamer.RunFailed) as raised:
+        gossamer.run(Experiment.of(described), tmp_path, command=["test"])
+    assert f"compute: {float(text)} seconds for 1 steps of node 0 from its step 1 on" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("cohort", [True, False])
+def test_steps_beyond_the_end_of_time_end_the_run_in_one_line(cohort: bool, tmp_path: Path) -> None:
+    described = {
+        **BASE,
+        "compute": {"name": "constant", "seconds_per_step": 3e9},
+        "engine": {"name": "simulate", "cohort": cohort},
+    }
+    with pytest.raises(
+        gossamer.RunFailed, match=r"nothing happens in 4.6e\+09 s, the longest virtual time"
+    ) as raised:
+        gossamer.run(Experiment.of(described), tmp_path, command=["test"])
+    assert "\n" not in str(raised.value)
