@@ -213,7 +213,8 @@ def _value_bytes(kind: Any) -> float:
         return kind.size * _value_bytes(kind.inner)
     if kind in (pl.String, pl.Binary):
         return _VIEW_BYTES
-    return max(pl.Series(dtype=kind).clear(1000).estimated_size() / 1000 - 1 / 8, 0)  # without the bit of missing values
+    with_validity = pl.Series(dtype=kind).clear(1000).estimated_size() / 1000
+    return max(with_validity - 1 / 8, 0)  # without the bit that says whether it is missing
 
 
 # --- checksums

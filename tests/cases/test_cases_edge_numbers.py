@@ -316,8 +316,14 @@ class OddNetwork(Network):
     rate_text: str = "1e6"
     latency_text: str = "0.1"
 
+    later_text: str = ""
+
     def conditions(self, nodes: int, seed: int) -> Conditions:
         return OddConditions(np.full(2 * nodes, float(self.rate_text)), float(self.latency_text))
+
+    def changes(self, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+        if self.later_text:
+            yield 0.015, OddConditions(np.full(2 * nodes, float(self.later_text)), 0.1)
 
 
 @pytest.mark.parametrize(
@@ -356,11 +362,11 @@ class OddNetwork(Network):
         ),
         (
             {"network": {"name": OddNetwork, "rate_text": "nan"}},
-            "network: nan bytes per second on a link; accepted",
+            "network: nan bytes per second on a link from 0 s on",
         ),
         (
             {"network": {"name": OddNetwork, "rate_text": "-5"}},
-            "network: -5.0 bytes per second on a link; accepted",
+            "network: -5.0 bytes per second on a link from 0 s on",
         ),
         *(
             (
@@ -378,12 +384,28 @@ def test_values_of_own_components_are_checked_before_the_run(fields: dict[str, A
     assert problem.startswith(line)
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-1"])
-def test_later_values_of_own_components_are_checked_where_they_enter(text: str, tmp_path: Path) -> None:
-    described = {**BASE, "compute": {"name": OddProfile, "seconds_text": text, "from_step": 1}}
-    with pytest.raises(gossamer.RunFailed) as raised:
-        gossamer.run(Experiment.of(described), tmp_path, command=["test"])
-    assert f"compute: {float(text)} seconds for 1 steps of node 0 from its step 1 on" in str(raised.value)
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        *(
+            (
+                {"compute": {"name": OddProfile, "seconds_text": text, "from_step": 1}},
+                f"compute: {float(text)} seconds for 1 steps of node 0 from its step 1 on",
+            )
+            for text in ("nan", "inf", "-1")
+        ),
+        (
+            {"network": {"name": OddNetwork, "later_text": "nan"}},
+            "network: nan bytes per second on a link from 0.015 s on; accepted: a number, at least 0",
+        ),
+    ],
+)
+def test_later_values_of_own_components_are_checked_where_they_enter(
+    fields: dict[str, Any], line: str, tmp_path: Path
+) -> None:
+    with pytest.raises(gossamer.GossamerError) as raised:
+        gossamer.run(Experiment.of({**BASE, **fields}), tmp_path, command=["test"])
+    assert line in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -117,6 +117,22 @@ class Network(Component):
         return self.conditions(nodes, seed).loses(nodes) or next(self.changes(nodes, seed), None) is not None
 
 
+def check_rates(conditions: Conditions, time_s: float = 0.0) -> None:
+    """Refuse the state of a network whose time or rates are no numbers from 0 on."""
+    if not 0 <= time_s < math.inf:
+        raise BadInput(f"network: a change at {time_s} s; accepted: finite seconds, at least 0")
+    if len(wrong := conditions.rates[~(conditions.rates >= 0)]):
+        problem = f"{wrong[0]} bytes per second on a link from {time_s:g} s on"
+        raise BadInput(f"network: {problem}; accepted: a number, at least 0")
+
+
+def checked_changes(network: Network, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+    """The changes of a network, each of which is checked when it is taken."""
+    for time_s, conditions in network.changes(nodes, seed):
+        check_rates(conditions, time_s)
+        yield time_s, conditions
+
+
 def states_of(
     base: Network, nodes: int, seed: int, times_s: Iterable[float]
 ) -> Iterator[tuple[float, Conditions]]:

@@ -33,6 +33,7 @@ from gossamer.learning.trainer import choose_trainer
 from gossamer.learning.trial import tried_measures
 from gossamer.messages.tags import Model
 from gossamer.network import ComputeProfile, Conditions, Network
+from gossamer.network.network import check_rates
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import SHARED, generator, torch_seed
@@ -260,8 +261,7 @@ def _check_network(experiment: Experiment, network: Network) -> None:
 def _check_conditions(conditions: Conditions, nodes: int) -> None:
     """Refuse rates that are no numbers, and paths with such times, as far as a few of them show it. (The others are checked
     when a message takes them.)"""
-    if len(wrong := conditions.rates[~(conditions.rates >= 0)]):
-        raise BadInput(f"network: {wrong[0]} bytes per second on a link; accepted: a number, at least 0")
+    check_rates(conditions)
     for rank in {1, nodes - 1} if nodes > 1 else ():
         conditions.path(0, rank)
         conditions.path(rank, 0)
