@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations, count
 from math import isqrt
@@ -26,6 +26,8 @@ from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.topology import RandomTopology, Topology, located
 from gossamer.topology.weights import read_matrix, read_numbers
 
+_ALWAYS = 100_000
+"""Nodes and links that a generator of networkx may make in a run of any size."""
 _ENTRY_BYTES = 100
 """Bytes that a node or a link takes in a graph of networkx, at least."""
 
@@ -238,7 +240,7 @@ class Generator(RandomTopology):
         offered = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
         defaults = {name: value for name, value in offered.items() if name in self._arguments}
         try:
-            with _at_most(nodes, f"topology.parameters: {self.parameters}"):
+            with _at_most(nodes, self.parameters):
                 graph = getattr(nx, self.generator)(**{**defaults, **self.parameters})
         except BadInput:
             raise
@@ -251,12 +253,18 @@ class Generator(RandomTopology):
 
 
 @contextmanager
-def _at_most(nodes: int, where: str) -> Iterator[None]:
+def _at_most(nodes: int, parameters: Mapping[str, Any]) -> Iterator[None]:
     """Let the graphs that networkx makes have no more nodes and links together than ten complete graphs of the run's nodes (a
     generator may make larger graphs than the one that it returns), and no more than fit the memory that is free. BadInput
-    beyond."""
+    beyond, and for a number in the parameters that asks for more."""
     free = available_bytes()
-    most = min(max(10 * nodes**2, 10**6), sys.maxsize if free is None else free // _ENTRY_BYTES)
+    most = min(max(10 * nodes**2, _ALWAYS), sys.maxsize if free is None else free // _ENTRY_BYTES)
+    problem = f"{parameters}: graphs of more than {most:,} nodes and links"
+    refused = BadInput(f"topology.parameters: {problem}; accepted: a graph of {nodes} nodes, as in nodes")
+    if any(
+        number > most for name, value in parameters.items() if name != "seed" for number in _integers(value)
+    ):
+        raise refused
     made = count(1)
 
     class Counted(dict[Any, Any]):
@@ -264,8 +272,7 @@ def _at_most(nodes: int, where: str) -> Iterator[None]:
 
         def __setitem__(self, key: Any, value: Any) -> None:
             if key not in self and next(made) > most:
-                problem = f"it makes graphs of more than {most:,} nodes and links"
-                raise BadInput(f"{where}: {problem}; accepted: a graph of {nodes} nodes, as in nodes")
+                raise refused
             super().__setitem__(key, value)
 
     plain = nx.Graph.node_dict_factory, nx.Graph.adjlist_inner_dict_factory
@@ -274,6 +281,15 @@ def _at_most(nodes: int, where: str) -> Iterator[None]:
         yield
     finally:
         nx.Graph.node_dict_factory, nx.Graph.adjlist_inner_dict_factory = plain
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """The integers in a value of a file."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _integers(item)
 
 
 def _ranked(graph: Any, where: str) -> NetworkX:
