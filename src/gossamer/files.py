@@ -192,8 +192,9 @@ def _table_bytes(path: Path) -> int:
         lazy = pl.scan_parquet(path, glob=False)
         schema = lazy.collect_schema()
         size = lazy.select(pl.len()).collect().item() * sum(map(_value_bytes, schema.values()))
-        for name, kind in schema.items():
-            lists, inner = pl.col(name), kind
+        inner: Any
+        for name, inner in schema.items():
+            lists = pl.col(name)
             while isinstance(inner, pl.List):
                 count = lazy.select(lists.list.len().sum()).collect(engine="streaming").item()
                 lists, inner = lists.explode(), inner.inner

@@ -55,7 +55,7 @@ class TopologyAware(Algorithm):
             columns ``trained_<set>_<metric>``. This takes time on the node's clock."""
 
     mixes_models: ClassVar[bool] = True
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: LocalSteps = 1
     participation: float = Field(default=1.0, gt=0, le=1)
     proximal: NonNegativeFloat32 = 0.0
     distance: Literal["squared", "norm"] = "squared"
@@ -149,7 +149,7 @@ class GossipedCentrality(Algorithm):
         damping: PageRank's probability of following a link."""
 
     mixes_models: ClassVar[bool] = True
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: LocalSteps = 1
     measure: Literal["degree", "pagerank"] = "pagerank"
     temperature: Factor | None = None
     damping: float = Field(default=0.85, gt=0, lt=1)
@@ -231,7 +231,7 @@ class InfluenceCorrected(Algorithm):
         most: the largest factor of a displacement. It limits the steps of nodes with little influence; nodes
             at the limit still count for less than the others."""
 
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: LocalSteps = 1
     most: float = Field(default=10.0, ge=1)
 
     def mixing(self) -> Mixing:

@@ -237,7 +237,7 @@ class ASGD(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
     vectors: ClassVar[tuple[str, ...]] = ("average",)
     lambd: NonNegativeFloat32 = 1e-4
-    alpha: NonNegativeFloat32 = 0.75
+    alpha: float = Field(default=0.75, ge=0, le=3)
     t0: NonNegativeFloat32 = 1e6
 
 

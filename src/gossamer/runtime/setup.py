@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import networkx as nx
@@ -44,6 +46,10 @@ from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
 
+log = logging.getLogger("gossamer")
+
+_LONG_S = 2.0
+"""How long a model may take to be made and tried before the set-up says how long it will take."""
 _TRIED = 1000
 """The first nodes and rounds whose durations and learning rates are looked at before a run."""
 
@@ -230,6 +236,7 @@ def _check_algorithm(algorithm: Any) -> None:
 
 def _layout(task: Task, seed: int) -> Layout:
     """The layout of a task's model, after a check that the model fits the data."""
+    began = monotonic()
     with torch.random.fork_rng(devices=[]):
         try:
             module = task.model()
@@ -241,6 +248,14 @@ def _layout(task: Task, seed: int) -> Layout:
             raise BadInput(f"task.model: returns {type(module).__name__}; accepted: a fresh nn.Module")
         layout = Layout.of(module)
         try_out(task, module, seed)
+    if (seconds := monotonic() - began) > _LONG_S:
+        layers = sum(1 for _ in module.modules())
+        # Measured with 100 to 3,000 layers: the trials of the set-up and the trainer's own modules take 7 to 14 times as long.
+        log.info(
+            "making and trying the model (%s modules) took %.0f s; the set-up may take ten times as long",
+            f"{layers:,}",
+            seconds,
+        )
     return layout
 
 

@@ -18,6 +18,7 @@ from defusedxml.ElementTree import fromstring
 from jaxtyping import Int
 from pydantic import Field, PositiveInt, field_validator
 
+from gossamer.config.experiment import MAX_NODES
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput, cause
 from gossamer.files import check_fits, check_room
@@ -44,7 +45,7 @@ class Ring(Topology):
 class Star(Topology):
     """Every node is a neighbour of the node of rank ``centre`` and of no other, as in federated learning."""
 
-    centre: int = Field(default=0, ge=0)
+    centre: int = Field(default=0, ge=0, lt=MAX_NODES)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         return Graph(nodes, ((self.centre, rank) for rank in range(nodes) if rank != self.centre))
