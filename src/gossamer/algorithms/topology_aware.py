@@ -20,7 +20,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import MAX_NUMBER, Algorithm, participants, whole_number
+from gossamer.algorithms.algorithm import MAX_NUMBER, Algorithm, LocalSteps, participants, whole_number
 from gossamer.config.ranges import Factor, NonNegativeFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput

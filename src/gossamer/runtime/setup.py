@@ -250,7 +250,7 @@ def _layout(task: Task, seed: int) -> Layout:
         try_out(task, module, seed)
     if (seconds := monotonic() - began) > _LONG_S:
         layers = sum(1 for _ in module.modules())
-        # Measured with 100 to 3,000 layers: the trials of the set-up and the trainer's own modules take 7 to 14 times as long.
+        # Measured with up to 3,000 layers: the trials and the modules of the trainer take 7 to 14 times as long.
         log.info(
             "making and trying the model (%s modules) took %.0f s; the set-up may take ten times as long",
             f"{layers:,}",
