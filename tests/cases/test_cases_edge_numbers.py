@@ -37,6 +37,10 @@ BASE: dict[str, Any] = {
 DIGITS = {"task": {"name": "digits", "model": "logistic", "samples": 80}}
 FAULTY = {"gather": {"timeout_s": 1.0, "lost_peer": "skip"}, "failures": {"detection_s": 0.1}}
 NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("algorithm", "d2"): {"exact_diffusion": True},
+    ("algorithm", "epidemic-oracle"): {"degree": 2},
+    ("algorithm", "epidemic-local"): {"degree": 2},
+    ("algorithm", "relay-sum"): {"tree": "spanning"},
     ("aggregator", "krum"): {"byzantine": 0},
     ("aggregator", "trimmed-mean"): {"count": 1},
     ("codec", "chain"): {"codecs": ["float16"]},
@@ -95,6 +99,15 @@ NO_DATA = {
     ("poison", "text-trigger"),  # for text
     ("partition", "natural"),  # for owners
     ("partition", "flower"),  # needs a package
+    *(
+        ("model", name)
+        for name in ("lenet5", "cnn6", "convnet", "vgg16-bn", "resnet18", "mobilenet", "vit", "lstm")
+    ),
+    *(
+        ("model", name)
+        for name in ("leaf-cnn", "celeba-cnn", "sent140-lstm", "next-word-lstm", "gpt2", "causal-lm")
+    ),
+    ("model", "matrix-factorization"),
     *(("task", name) for name in ("hub", "mnist", "fashion-mnist", "cifar10", "cifar100", "movielens")),
     *(("task", name) for name in ("femnist", "celeba", "leaf-synthetic", "sent140", "reddit", "shakespeare")),
 }
@@ -122,6 +135,8 @@ def spec_of(kind: str, name: str, folder: Path) -> dict[str, Any]:
 def placed(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     """An experiment with a component."""
     match kind:
+        case "codec" if spec["name"] in ("low-rank", "sign", "stc"):  # they encode differences
+            return {**BASE, "algorithm": "choco-sgd", "codec": spec}
         case "fault":
             return {**BASE, **FAULTY, "faults": [spec]}
         case "model":
