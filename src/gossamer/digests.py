@@ -4,9 +4,11 @@ gigabytes costs a look at their names. (Size and time of modification are not en
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import secrets
+import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +38,8 @@ class _Stamp(NamedTuple):
     @classmethod
     def of(cls, path: Path) -> _Stamp:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # it may have no end
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         return cls(str(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
 
 

@@ -1,5 +1,5 @@
 """The only reader of files that may be damaged or hostile: all files in the folder of a run, and experiment
-files.
+files; and the rule for every other file that a run reads (:func:`check_fits`).
 
 The size, depth and number of values of files are limited. Files of a run have to be regular, and links must
 not lead out of its folder. Any problem raises BadInput: one line that names the file. Nothing is unpickled.
@@ -13,6 +13,8 @@ import os
 import re
 import stat
 import zlib
+from contextlib import suppress
+from gzip import GzipFile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from xml.etree.ElementTree import Element, TreeBuilder
@@ -23,6 +25,7 @@ import yaml
 from yaml.composer import Composer
 
 from gossamer.errors import BadInput
+from gossamer.process_memory import available_bytes
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,6 +46,19 @@ MAX_DIGITS = 400
 
 _SEAL = re.compile(rb'\{"crc32": "([0-9a-f]{8})"(?:,|(?=\}))')
 _CHUNK = 2**20
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+_GZIP, _ZLIB, _ZSTD, _PARQUET = b"\x1f\x8b", (b"x\x01", b"x\x9c", b"x\xda"), b"\x28\xb5\x2f\xfd", b"PAR1"
+"""The first bytes of files whose contents are larger than the files."""
+_MOST_DEFLATED = 1032
+"""Bytes that one byte of gzip or zlib becomes, at most."""
+_VIEW_BYTES = 16
+"""Bytes that a text or binary value of a table takes, beside its contents."""
 
 
 def cache_folder() -> Path:
@@ -81,9 +97,16 @@ def checked(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted
 def opened(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> BinaryIO:
     """A file opened for reading. Arguments are as in :func:`checked`."""
     try:
-        return checked(path, cap, root, accepted).open("rb")
+        return open(checked(path, cap, root, accepted), "rb", opener=_without_waiting)
     except OSError as error:
         raise BadInput(f"{path}: {error.strerror}; accepted: {accepted}") from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file. A pipe that nobody writes to is empty, instead of waiting for a writer."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def read(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted: str = "a file") -> bytes:
@@ -103,6 +126,102 @@ def read_text(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accept
         return read(path, cap, root, accepted).decode()
     except UnicodeDecodeError as error:
         raise BadInput(f"{path}: {error}; accepted: {accepted}") from None
+
+
+# --- sizes
+
+
+def check_fits(where: str, *paths: Path, times: float = 1) -> None:
+    """Check that files are regular ones whose contents, as they are unpacked, fit the memory that is free. Only files that
+    are mapped, or read in parts, need no check. BadInput otherwise; OSError for a path without a file.
+
+    Args:
+        where: the field and the file, in messages.
+        paths: files whose contents are in memory at the same time.
+        times: how many bytes a byte of the contents takes, at least, while they are read."""
+    free, size = available_bytes(), 0
+    for path in paths:
+        status = path.stat()
+        if (kind := _KINDS.get(stat.S_IFMT(status.st_mode))) is not None:
+            raise BadInput(f"{where}: {kind}; accepted: a regular file")
+        if free is not None:
+            size += _unpacked_bytes(path, status.st_size, int(free / times) - size)
+    check_room(f"{where}: unpacked and read, the contents", size * times, free)
+
+
+def check_room(what: str, needed: float, free: int | None = None) -> None:
+    """Check that something that takes ``needed`` bytes fits the memory that is free (by default as it is now). BadInput
+    otherwise."""
+    free = available_bytes() if free is None else free
+    if free is not None and needed > free:
+        raise BadInput(
+            f"{what} take at least {needed / 2**30:.3g} GiB of memory, and {free / 2**30:.3g} GiB are free; accepted: less"
+            " data, or a machine with more memory"
+        )
+
+
+def _unpacked_bytes(path: Path, size: int, limit: int) -> int:
+    """The bytes of a file's contents, at least; counted no further than just beyond the limit. A damaged file counts as
+    far as it can be read: its reader reports the damage."""
+    with path.open("rb") as file:
+        head = file.read(4)
+        file.seek(0)
+        if head == _PARQUET:
+            return max(size, _table_bytes(path))
+        if head.startswith(_ZLIB):
+            return size * _MOST_DEFLATED
+        if head.startswith(_GZIP) and size * _MOST_DEFLATED > limit:
+            return _counted(GzipFile(fileobj=file), limit, OSError, EOFError, zlib.error)
+        if head == _ZSTD:
+            from zstandard import ZstdDecompressor, ZstdError
+
+            return _counted(ZstdDecompressor().stream_reader(file, read_across_frames=True), limit, ZstdError)
+    return size
+
+
+def _counted(stream: Any, limit: int, *damage: type[Exception]) -> int:
+    """The bytes of an unpacked stream, counted up to its damage, and no further than just beyond the limit."""
+    count = 0
+    with suppress(*damage):
+        while count <= limit and (chunk := stream.read(_CHUNK)):
+            count += len(chunk)
+    return count
+
+
+def _table_bytes(path: Path) -> int:
+    """The bytes that the values of a Parquet file take in memory, at least; 0 for a damaged file. (Equal values take hardly
+    any bytes in the file.)"""
+    import polars as pl
+    from polars.exceptions import PanicException, PolarsError
+
+    try:
+        lazy = pl.scan_parquet(path, glob=False)
+        schema = lazy.collect_schema()
+        size = lazy.select(pl.len()).collect().item() * sum(map(_value_bytes, schema.values()))
+        inner: Any
+        for name, inner in schema.items():
+            lists = pl.col(name)
+            while isinstance(inner, pl.List):
+                count = lazy.select(lists.list.len().sum()).collect(engine="streaming").item()
+                lists, inner = lists.explode(), inner.inner
+                size += count * _value_bytes(inner)
+    except (PolarsError, PanicException, OSError):
+        return 0
+    return int(size)
+
+
+def _value_bytes(kind: Any) -> float:
+    """The bytes of one value of a type of polars, without the contents of a text or a list."""
+    import polars as pl
+
+    if isinstance(kind, pl.Struct):
+        return sum(_value_bytes(field.dtype) for field in kind.fields)
+    if isinstance(kind, pl.Array):
+        return kind.size * _value_bytes(kind.inner)
+    if kind in (pl.String, pl.Binary):
+        return _VIEW_BYTES
+    with_validity = pl.Series(dtype=kind).clear(1000).estimated_size() / 1000
+    return max(with_validity - 1 / 8, 0)  # without the bit that says whether it is missing
 
 
 # --- checksums
@@ -182,7 +301,7 @@ def read_table(path: Path, root: Path | None = None) -> pl.DataFrame:
     import polars as pl
     from polars.exceptions import PanicException, PolarsError
 
-    checked(path, MAX_ROWS_BYTES, root, "a Parquet file")
+    check_fits(str(path), checked(path, MAX_ROWS_BYTES, root, "a Parquet file"))
     try:
         lazy = pl.scan_parquet(path, glob=False)
         count = lazy.select(pl.len()).collect().item() * len(lazy.collect_schema())

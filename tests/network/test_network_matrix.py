@@ -145,7 +145,7 @@ def test_published_latencies_are_read() -> None:
     [
         ("1,2,3\n4,5,6\n", "2 x 3 numbers; accepted: a square matrix"),
         (",a,b\na,0,x\nb,1,0\n", "a word among the numbers; accepted: numbers"),
-        ("0,1\ninf,0\n", "accepted: a square matrix of finite numbers"),
+        ("0,1\ninf,0\n", "accepted: a square matrix of numbers up to"),
         ("0,\n1,0\n", "row 1, column 2 of the numbers: blank or below 0"),
         (",a,b\na,0,-1\nb,1,0\n", "row 1, column 2 of the numbers"),
         ("a,b\n", "0 x 2 numbers; accepted: a square matrix"),

@@ -193,7 +193,7 @@ def test_disconnected_graphs_are_drawn_again() -> None:
     [
         (Star(centre=4), 4, "topology.centre: 4 for 4 nodes; accepted: 0 to 3"),
         (Hypercube(), 12, "nodes: 12 for the topology hypercube; accepted: a power of two"),
-        (Torus(rows=5), 12, "topology.rows: 5 for 12 nodes; accepted: a divisor of 12"),
+        (Torus(rows=5), 12, "topology.rows: 5 for 12 nodes; accepted: a divisor of 12, or null"),
         (BarabasiAlbert(m=4), 4, "topology.m: 4 for 4 nodes; accepted: a number from 1, below 4"),
     ],
 )

@@ -9,9 +9,8 @@ from contextlib import suppress
 from functools import lru_cache, partial
 from typing import ClassVar
 
-from pydantic import Field
-
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
+from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model
@@ -54,7 +53,7 @@ class ADPSGD(Algorithm):
     tolerates_sampling: ClassVar[bool] = True
     local_steps: LocalSteps = 1
     wait_free: bool = False
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: PositiveSeconds = 30.0
 
     def mixing(self) -> Mixing:
         return Mixing(

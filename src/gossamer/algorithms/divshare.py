@@ -25,6 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
+from gossamer.config.experiment import MAX_NODES
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model, Sending
@@ -295,7 +296,7 @@ class ADPSGDArtifact(Algorithm):
 
     gathers: ClassVar[bool] = False
     mixes_models: ClassVar[bool] = True
-    degree: int = Field(default=6, ge=2)
+    degree: int = Field(default=6, ge=2, le=MAX_NODES)
     local_steps: LocalSteps = 1
     backlog: int | None = Field(default=None, ge=1)
 

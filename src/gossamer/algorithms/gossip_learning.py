@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
+from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import register
 from gossamer.messages.tags import Message, Model, Sending
 from gossamer.node import Node
@@ -59,7 +58,7 @@ class GossipLearning(_Gossip):
 
     mixes_models: ClassVar[bool] = True
     merge: Literal["each", "all"] = "each"
-    period_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    period_s: PositiveSeconds | None = None
 
     def mixing(self) -> Mixing:
         return Mixing(graph=_GRAPH, weights="in proportion to the ages of the models")
@@ -128,7 +127,7 @@ class GossipLearningOnReceipt(_Gossip):
         period_s: seconds between two models that a node sends: the paper's Delta."""
 
     create: Literal["rw", "mu", "um"] = "mu"
-    period_s: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    period_s: PositiveSeconds = 1.0
 
     def ends_with_steps(self) -> bool:
         return self.create == "mu"

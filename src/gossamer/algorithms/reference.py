@@ -10,6 +10,7 @@ import torch
 from pydantic import Field
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps, participants, whole_number
+from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Payload
@@ -138,7 +139,7 @@ class FedAvg(Algorithm):
     client_fraction: float = Field(default=1.0, gt=0, le=1)
     weighting: Literal["data", "uniform"] = "data"
     server: int = Field(default=0, ge=0)
-    idle_s: float = Field(default=1.0, gt=0)
+    idle_s: PositiveSeconds = 1.0
 
     def mixing(self) -> Mixing:
         by_data = self.weighting == "data"

@@ -20,7 +20,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from gossamer.algorithms.algorithm import MAX_NUMBER, Algorithm, participants, whole_number
+from gossamer.algorithms.algorithm import MAX_NUMBER, Algorithm, LocalSteps, participants, whole_number
+from gossamer.config.ranges import Factor, NonNegativeFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message
@@ -54,9 +55,9 @@ class TopologyAware(Algorithm):
             columns ``trained_<set>_<metric>``. This takes time on the node's clock."""
 
     mixes_models: ClassVar[bool] = True
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: LocalSteps = 1
     participation: float = Field(default=1.0, gt=0, le=1)
-    proximal: float = Field(default=0.0, ge=0)
+    proximal: NonNegativeFloat32 = 0.0
     distance: Literal["squared", "norm"] = "squared"
     order: Literal["simultaneous", "sequential"] = "simultaneous"
     evaluate_trained: tuple[str, ...] = ()
@@ -148,9 +149,9 @@ class GossipedCentrality(Algorithm):
         damping: PageRank's probability of following a link."""
 
     mixes_models: ClassVar[bool] = True
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: LocalSteps = 1
     measure: Literal["degree", "pagerank"] = "pagerank"
-    temperature: float | None = Field(default=None, gt=0)
+    temperature: Factor | None = None
     damping: float = Field(default=0.85, gt=0, lt=1)
 
     def mixing(self) -> Mixing:
@@ -230,7 +231,7 @@ class InfluenceCorrected(Algorithm):
         most: the largest factor of a displacement. It limits the steps of nodes with little influence; nodes
             at the limit still count for less than the others."""
 
-    local_epochs: int = Field(default=1, ge=1)
+    local_epochs: LocalSteps = 1
     most: float = Field(default=10.0, ge=1)
 
     def mixing(self) -> Mixing:

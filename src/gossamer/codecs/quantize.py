@@ -69,7 +69,7 @@ class _ScaledCodec(Codec):
 
     final: ClassVar[bool] = True
 
-    block: Annotated[int, Field(ge=1)] | Literal["vector", "tensor"] = "vector"
+    block: Annotated[int, Field(ge=1, le=2**53)] | Literal["vector", "tensor"] = "vector"
 
     @property
     def comes_first(self) -> bool:

@@ -32,6 +32,7 @@ from gossamer.codecs.codec import (
     sends_own_model,
     vector_in,
 )
+from gossamer.config.ranges import NonNegativeFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Part, Payload
@@ -200,7 +201,7 @@ class Threshold(ChangeSparsifier):
         threshold: the minimum change: absolute, or a multiple of the root mean square of all changes.
         relative: whether the threshold is such a multiple."""
 
-    threshold: float = Field(ge=0)
+    threshold: NonNegativeFloat32
     relative: bool = False
 
     def select(self, node: Node, change: Float[Tensor, " n"], round: int) -> Int[Tensor, " k"]:

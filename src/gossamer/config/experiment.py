@@ -21,6 +21,7 @@ from pydantic import (
 
 from gossamer import files
 from gossamer.config import examples
+from gossamer.config.ranges import LONGEST_S, PositiveSeconds, Seconds
 from gossamer.config.registry import ComponentField, FilePath, Section, placed
 from gossamer.config.validation import accepting, bad_input
 from gossamer.errors import BadInput, shown, suggest
@@ -41,8 +42,8 @@ class Timeline(Section):
     """The time window (engine's clock) in which individual computations and messages of some ``nodes``
     (ranks, or a number of nodes from rank 0) are recorded."""
 
-    from_s: float = Field(default=0.0, ge=0)
-    to_s: float = Field(gt=0)
+    from_s: Seconds = 0.0
+    to_s: PositiveSeconds
     nodes: Count | list[int] = 16
 
     @model_validator(mode="after")
@@ -63,7 +64,7 @@ class Evaluation(Section):
 
     of: Literal["round", "mixed", "instant"] = "round"
     every_rounds: Count | None = 10
-    every_s: float | None = Field(default=None, ge=1e-6)
+    every_s: float | None = Field(default=None, ge=1e-6, le=LONGEST_S)
     nodes: Literal["all", "average"] | Count | list[int] = "all"
     samples: int | None = Field(default=1000, ge=1)
     timeline: Timeline | None = None
@@ -90,7 +91,7 @@ class Stop(Section):
     "continue", it also ends when a model is not finite. Bytes are counted when nodes complete rounds."""
 
     rounds: Count | None = None
-    time_s: float | None = Field(default=None, gt=0)
+    time_s: PositiveSeconds | None = None
     bytes: float | None = Field(default=None, gt=0)
     bytes_per_node: float | None = Field(default=None, gt=0)
     target: Target | None = None
@@ -137,7 +138,7 @@ class WarmStart(Section):
 class Gather(Section):
     """How a node waits for slow and dead peers, and handles malformed messages; see docs/faults.md."""
 
-    timeout_s: float | None = Field(default=None, gt=0)
+    timeout_s: PositiveSeconds | None = None
     lost_peer: Literal["fail", "skip", "wait"] = "fail"
     malformed: Literal["lose_peer", "drop", "fail"] = "lose_peer"
     missing: Literal["own", "renormalize"] = "own"
@@ -183,8 +184,8 @@ class Failures(Section):
     since the parent process sees when a node ends; otherwise the interval is a fifth of ``detection_s``. With
     heartbeats, a peer that hangs or is stopped is detected within detection_s + heartbeat_s / 2 seconds."""
 
-    heartbeat_s: float | None = Field(default=None, gt=0)
-    detection_s: float = Field(default=10.0, gt=0)
+    heartbeat_s: PositiveSeconds | None = None
+    detection_s: PositiveSeconds = 10.0
 
     @model_validator(mode="after")
     def _check_heartbeat(self) -> Failures:
@@ -197,7 +198,7 @@ class Checkpoints(Section):
     """When a run is saved so that it can be resumed. A node is saved at the end of one of its rounds."""
 
     every_rounds: Count | None = None
-    every_s: float | None = Field(default=None, ge=1e-6)
+    every_s: float | None = Field(default=None, ge=1e-6, le=LONGEST_S)
     keep: Count = 2
 
     @property
@@ -249,7 +250,7 @@ class Processes(Section):
     name: Literal["processes"] = "processes"
     trainer: Literal["auto", "sequential", "fused"] = "auto"
     threads: Literal[1] = 1
-    start_timeout_s: float = Field(default=120.0, gt=0)
+    start_timeout_s: PositiveSeconds = 120.0
     train_at_once: Threads | None = None
     pace: bool = Field(default=False, strict=True)
     restart: Literal["never", "always"] = "never"

@@ -59,13 +59,18 @@ def accepted(problem: ErrorDetails) -> str:
             return "a path"
         case "tuple_type" | "list_type":
             return "a list"
+        case "int_parsing_size":
+            return "a smaller integer"
         case "too_short":
             return f"a list of at least {problem['ctx']['min_length']}"
         case "too_long":
             return f"a list of at most {problem['ctx']['max_length']}"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     message = message.replace("a valid integer", "an integer").replace("a valid number", "a number")
-    return re.split(", unable to|, got", message)[0]
+    message = re.split(", unable to|, got", message)[0]
+    return re.sub(
+        r"\d+0{8,}(\.0)?$", lambda number: f"{float(number[0]):g}", message
+    )  # 4e+09, not 4000000000
 
 
 class _Boolean:

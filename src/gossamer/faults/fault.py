@@ -14,8 +14,9 @@ from itertools import count
 from operator import attrgetter
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
+from gossamer.config.ranges import PositiveSeconds, Seconds
 from gossamer.config.registry import Component
 from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
@@ -53,6 +54,15 @@ class FaultInterval:
     start_from: StartFrom = "checkpoint"
     detail: str = ""
 
+    def __post_init__(self) -> None:
+        _check_times(self.kind, self.from_s, self.to_s)
+
+
+def _check_times(kind: str, from_s: float, to_s: float) -> None:
+    """Refuse an interval of a fault that is none, or begins before the run."""
+    if not 0 <= from_s <= to_s:
+        raise BadInput(f"faults: {kind} from {from_s} to {to_s} s; accepted: from 0 on, in this order")
+
 
 @dataclass(frozen=True, slots=True)
 class RoundCrash:
@@ -76,6 +86,9 @@ class LinkFault:
     path: Callable[[int, int, Path], Path | None] = lambda source, to, path: path
     stopped: tuple[int, ...] = ()
     loses: bool = True
+
+    def __post_init__(self) -> None:
+        _check_times("links", self.from_s, self.to_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +117,8 @@ class Fault(Component):
 class TemporaryFault(Fault):
     """A fault with a start and an end (null is never), in seconds of the engine's clock."""
 
-    from_s: NonNegativeFloat = 0.0
-    to_s: PositiveFloat | None = None
+    from_s: Seconds = 0.0
+    to_s: PositiveSeconds | None = None
 
     @model_validator(mode="after")
     def _check_order(self) -> TemporaryFault:

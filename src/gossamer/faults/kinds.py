@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from gossamer.config.ranges import Factor, PositiveSeconds, Seconds
 from gossamer.config.registry import FilePath, register
 from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
@@ -45,9 +46,9 @@ class Crash(Fault):
     """Nodes stop without notice. Unsent messages are lost."""
 
     nodes: Nodes
-    at_s: NonNegativeFloat | None = None
+    at_s: Seconds | None = None
     at_round: PositiveInt | None = None
-    restart_after_s: PositiveFloat | None = None
+    restart_after_s: PositiveSeconds | None = None
     restart_from: Literal["checkpoint", "initial"] = "checkpoint"
 
     @model_validator(mode="after")
@@ -72,7 +73,7 @@ class Leave(Fault):
     complete."""
 
     nodes: Nodes
-    at_s: NonNegativeFloat
+    at_s: Seconds
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         return _absence("leave", select_ranks(self.nodes, nodes, seed, field), self.at_s, math.inf)
@@ -83,7 +84,7 @@ class Join(Fault):
     """Nodes join during the run."""
 
     nodes: Nodes
-    at_s: PositiveFloat
+    at_s: PositiveSeconds
     start_from: Literal["initial", "neighbor"] = "initial"
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
@@ -100,8 +101,8 @@ class Churn(TemporaryFault):
     or join; a node whose first event is join is away until then."""
 
     nodes: Nodes = "all"
-    mean_up_s: PositiveFloat | None = None
-    mean_down_s: PositiveFloat | None = None
+    mean_up_s: PositiveSeconds | None = None
+    mean_down_s: PositiveSeconds | None = None
     by: Literal["crash", "leave"] = "crash"
     restart_from: StartFrom = "checkpoint"
     path: FilePath | None = None
@@ -175,7 +176,7 @@ class Slow(TemporaryFault):
     """Computations take longer."""
 
     nodes: Nodes
-    factor: PositiveFloat
+    factor: Factor
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         ranks = select_ranks(self.nodes, nodes, seed, field)
@@ -194,8 +195,8 @@ class Freeze(Fault):
     continues."""
 
     nodes: Nodes
-    at_s: NonNegativeFloat
-    for_s: PositiveFloat
+    at_s: Seconds
+    for_s: PositiveSeconds
 
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
         ranks, end_s = select_ranks(self.nodes, nodes, seed, field), self.at_s + self.for_s

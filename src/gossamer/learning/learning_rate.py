@@ -13,6 +13,7 @@ from typing import final
 
 from pydantic import Field, model_validator
 
+from gossamer.config.ranges import NonNegativeFloat32
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
 
@@ -105,8 +106,8 @@ class LinearLearningRate(LearningRateSchedule):
     """Changes linearly from ``start`` to ``end`` over ``rounds`` rounds, then stays constant, as torch's
     LinearLR."""
 
-    start: float = Field(default=1.0, ge=0)
-    end: float = Field(default=0.0, ge=0)
+    start: NonNegativeFloat32 = 1.0
+    end: NonNegativeFloat32 = 0.0
     rounds: int = Field(ge=1)
 
     def factor_after_warmup(self, round: int) -> float:

@@ -32,6 +32,7 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
+from gossamer.config.ranges import LARGEST_FLOAT32, NonNegativeFloat32, PositiveFloat32
 from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput
 from gossamer.learning.guard import kind, refusing
@@ -50,16 +51,16 @@ class Optimizer(Component):
     """Base class of optimizers. It holds the settings; the caller holds the state. A subclass implements
     :meth:`init` and :meth:`update`."""
 
-    lr: float = Field(gt=0)
+    lr: PositiveFloat32
     # Multiplies the learning rate, round by round; None keeps it constant.
     schedule: Annotated[
         LearningRateSchedule | None, ComponentField("schedule", "optimizer.schedule", optional=True)
     ] = None
     # Clips each element of the gradient to plus or minus this value, as torch.nn.utils.clip_grad_value_ does.
-    clip_value: float | None = Field(default=None, gt=0)
+    clip_value: PositiveFloat32 | None = None
     # Scales a node's gradient down to this Euclidean norm, after clip_value, as torch.nn.utils.clip_grad_norm_ does
     # (Pascanu et al., 2013).
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: PositiveFloat32 | None = None
     # Starts each round with a new state (momentum and so on), as DecentralizePy does.
     reset_every_round: bool = False
 
@@ -78,8 +79,14 @@ class Optimizer(Component):
         return given
 
     def lr_at(self, round: int) -> float:
-        """The learning rate of a round, from 0."""
-        return self.lr if self.schedule is None else self.lr * self.schedule.factor_at(round)
+        """The learning rate of a round, from 0. BadInput if the schedule takes it beyond float32."""
+        if self.schedule is None:
+            return self.lr
+        lr = self.lr * self.schedule.factor_at(round)
+        if not abs(lr) <= LARGEST_FLOAT32:
+            problem = f"{self.schedule.name_of()} makes the learning rate {lr} in round {round}"
+            raise BadInput(f"optimizer.schedule: {problem}; accepted: finite numbers of float32")
+        return lr
 
     @abstractmethod
     def init(self, parameters: Tensor) -> State:
@@ -135,7 +142,7 @@ class SGD(Optimizer):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     dampening: float = Field(default=0.0, ge=0, le=1)
     nesterov: bool = False
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: NonNegativeFloat32 = 0.0
 
     @model_validator(mode="after")
     def _nesterov_needs_momentum(self) -> SGD:
@@ -222,9 +229,9 @@ class Rprop(TorchOptimizer):
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
     eta_minus: float = Field(default=0.5, gt=0, lt=1)
-    eta_plus: float = Field(default=1.2, gt=1)
-    min_step: float = Field(default=1e-6, gt=0)
-    max_step: float = Field(default=50.0, gt=0)
+    eta_plus: float = Field(default=1.2, gt=1, le=LARGEST_FLOAT32)
+    min_step: PositiveFloat32 = 1e-6
+    max_step: PositiveFloat32 = 50.0
 
     @model_validator(mode="after")
     def _check(self) -> Rprop:
@@ -246,7 +253,7 @@ class Rprop(TorchOptimizer):
 class DecayingOptimizer(TorchOptimizer):
     """Base class of optimizers with weight decay."""
 
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: NonNegativeFloat32 = 0.0
 
 
 @wraps(asgd)
@@ -264,9 +271,9 @@ class ASGD(DecayingOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_asgd)
     vectors: ClassVar[tuple[str, ...]] = ("average",)
-    lambd: float = Field(default=1e-4, ge=0)
-    alpha: float = Field(default=0.75, ge=0)
-    t0: float = Field(default=1e6, ge=0)
+    lambd: NonNegativeFloat32 = 1e-4
+    alpha: float = Field(default=0.75, ge=0, le=3)
+    t0: NonNegativeFloat32 = 1e6
 
 
 class MomentOptimizer(DecayingOptimizer):
@@ -275,7 +282,7 @@ class MomentOptimizer(DecayingOptimizer):
     vectors: ClassVar[tuple[str, ...]] = ("first", "second")
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
+    eps: PositiveFloat32 = 1e-8
 
 
 @register("optimizer", "adam")
@@ -297,7 +304,7 @@ class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), as torch.optim.AdamW."""
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adamw)
-    weight_decay: float = Field(default=0.01, ge=0)
+    weight_decay: NonNegativeFloat32 = 0.01
 
 
 @register("optimizer", "adamax")
@@ -324,7 +331,7 @@ class NAdam(MomentOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(_nadam)
     vectors: ClassVar[tuple[str, ...]] = ("first", "second", "product")
-    momentum_decay: float = Field(default=0.004, ge=0)
+    momentum_decay: NonNegativeFloat32 = 0.004
     decoupled_weight_decay: bool = False
 
     def init(self, parameters: Tensor) -> State:
@@ -346,9 +353,9 @@ class Adagrad(DecayingOptimizer):
 
     function: ClassVar[Callable[..., Any]] = staticmethod(adagrad)
     vectors: ClassVar[tuple[str, ...]] = ("sum",)
-    lr_decay: float = Field(default=0.0, ge=0)
-    initial_accumulator_value: float = Field(default=0.0, ge=0)
-    eps: float = Field(default=1e-10, gt=0)
+    lr_decay: NonNegativeFloat32 = 0.0
+    initial_accumulator_value: NonNegativeFloat32 = 0.0
+    eps: PositiveFloat32 = 1e-10
 
     def init(self, parameters: Tensor) -> State:
         state = {"sum": torch.full_like(parameters, self.initial_accumulator_value)}
@@ -363,7 +370,7 @@ class RMSprop(DecayingOptimizer):
     vectors: ClassVar[tuple[str, ...]] = ("square", "mean", "velocity")
     counts: ClassVar[bool] = False
     alpha: float = Field(default=0.99, ge=0, lt=1)
-    eps: float = Field(default=1e-8, gt=0)
+    eps: PositiveFloat32 = 1e-8
     momentum: float = Field(default=0.0, ge=0, lt=1)
     centered: bool = False
 
@@ -380,4 +387,4 @@ class Adadelta(DecayingOptimizer):
     vectors: ClassVar[tuple[str, ...]] = ("square", "steps_square")
     counts: ClassVar[bool] = False
     rho: float = Field(default=0.9, ge=0, lt=1)
-    eps: float = Field(default=1e-6, gt=0)
+    eps: PositiveFloat32 = 1e-6

@@ -7,12 +7,14 @@ from abc import abstractmethod
 from bisect import bisect_right
 from collections import defaultdict
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, final
 
 import polars as pl
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
+from gossamer.config.ranges import Factor, LogDeviation, PositiveSeconds, Seconds
 from gossamer.config.registry import Component, ComponentField, FilePath, register
+from gossamer.errors import BadInput
 from gossamer.network.inputs import SomeNodes, check_ranks, check_rows, for_each, nested, read_csv
 from gossamer.randomness import generator
 
@@ -25,7 +27,8 @@ class ComputeProfile(Component):
 
     depends_on_time: ClassVar[bool] = False
 
-    steps_per_encoding: NonNegativeFloat = 0.0  # time to encode one model, in local steps
+    # Time to encode one model, in local steps.
+    steps_per_encoding: Annotated[float, Field(ge=0, le=1e9)] = 0.0
 
     @abstractmethod
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
@@ -40,6 +43,15 @@ class ComputeProfile(Component):
             total += (work - whole) * self.step_seconds(seed, rank, first_step + whole)
         return total
 
+    @final
+    def duration(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
+        """What :meth:`seconds` returns. BadInput unless it is a finite number, at least 0."""
+        seconds = float(self.seconds(seed, rank, first_step, work, start_s))
+        if not 0 <= seconds < math.inf:
+            steps = f"{work:g} steps of node {rank} from its step {first_step} on"
+            raise BadInput(f"compute: {seconds} seconds for {steps}; accepted: a finite number, at least 0")
+        return seconds
+
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         """This profile for a number of nodes, with the values that are drawn once per run. BadInput for a
         field that does not fit the number of nodes."""
@@ -50,7 +62,7 @@ class ComputeProfile(Component):
 class Constant(ComputeProfile):
     """Every step takes the same time on every node."""
 
-    seconds_per_step: NonNegativeFloat = 0.01
+    seconds_per_step: Seconds = 0.01
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.seconds_per_step
@@ -63,8 +75,8 @@ class Constant(ComputeProfile):
 class LogNormal(ComputeProfile):
     """The time of every step is drawn: the median times e^(sigma z), with z standard normal."""
 
-    median_seconds: NonNegativeFloat = 0.01  # the median time of a step
-    sigma: NonNegativeFloat = 0.5  # standard deviation of the logarithm
+    median_seconds: Seconds = 0.01  # the median time of a step
+    sigma: LogDeviation = 0.5  # standard deviation of the logarithm
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.median_seconds * float(generator(seed, "compute", rank, step).lognormal(0.0, self.sigma))
@@ -145,10 +157,10 @@ class PerNodeProfile(ModifiedProfile):
     """Every node has its own speed for the whole run, given by exactly one of the following parameters.
     Factors multiply the durations of the base."""
 
-    seconds_per_step: tuple[NonNegativeFloat, ...] | None = None  # a number for each node; without a base
-    factors: tuple[PositiveFloat, ...] | None = None  # a number for each node
+    seconds_per_step: tuple[Seconds, ...] | None = None  # a number for each node; without a base
+    factors: tuple[Factor, ...] | None = None  # a number for each node
     # Factors e^(sigma z), with z standard normal, drawn once for the run.
-    sigma: NonNegativeFloat | None = None
+    sigma: LogDeviation | None = None
 
     @model_validator(mode="after")
     def _one_of_three(self) -> PerNodeProfile:
@@ -175,7 +187,7 @@ class SlowNodes(ModifiedProfile, SomeNodes):
     """Some nodes, given by exactly one of ``count``, ``fraction`` and ``ranks``, take ``factor`` times as
     long as the base."""
 
-    factor: PositiveFloat = 5.0  # multiplier of a slow node's durations
+    factor: Factor = 5.0  # multiplier of a slow node's durations
 
     def settled(self, nodes: int, seed: int) -> ComputeProfile:
         slow = set(self.chosen(nodes, seed, "compute"))
@@ -186,9 +198,9 @@ class SlowNodes(ModifiedProfile, SomeNodes):
 class SlowdownWindow(Component):
     """A slowdown at a given time."""
 
-    from_s: NonNegativeFloat  # start, seconds of the engine's clock
-    to_s: PositiveFloat  # end, seconds of the engine's clock
-    factor: PositiveFloat  # multiplier of the duration of a step
+    from_s: Seconds  # start, seconds of the engine's clock
+    to_s: PositiveSeconds  # end, seconds of the engine's clock
+    factor: Factor  # multiplier of the duration of a step
     ranks: tuple[NonNegativeInt, ...] | None = None  # the affected nodes; null is all
 
     @model_validator(mode="after")
@@ -206,9 +218,11 @@ class SlowdownWindow(Component):
 class RandomSlowdowns(Component):
     """Random slowdowns of each node, one at a time; the times between them and their durations are exponential."""
 
-    per_hour: PositiveFloat  # rate at which slowdowns start while there is none, per hour
-    mean_s: PositiveFloat  # mean duration, seconds
-    factor: PositiveFloat  # multiplier of the duration of a step
+    per_hour: Annotated[
+        float, Field(gt=0, le=1e6)
+    ]  # rate at which slowdowns start while there is none, per hour
+    mean_s: PositiveSeconds  # mean duration, seconds
+    factor: Factor  # multiplier of the duration of a step
 
 
 @register("compute", "slowdowns")

@@ -18,10 +18,13 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from gossamer.config.registry import Component
 from gossamer.errors import BadInput, first_line, listed, suggest
+from gossamer.files import check_fits
 from gossamer.randomness import generator
 
 _WORDS = {pl.Int64: "whole numbers", pl.UInt32: "whole numbers from 0"}
 """What a column of a type accepts, in words."""
+LARGEST = 1e12
+"""The largest number in a file: of seconds, milliseconds or Mbit/s, whose products are finite."""
 
 
 class SomeNodes(Component):
@@ -89,8 +92,8 @@ def read_csv(
 ) -> pl.DataFrame:
     """Read ``columns`` (name -> polars type) of a CSV file (.csv or .csv.gz) with a header. Lines that begin
     with ``#`` are comments. Blank cells and missing optional columns are null. BadInput, with the
-    experiment's ``field``, for a file that can't be read, that lacks a column, or that has a negative or
-    infinite number."""
+    experiment's ``field``, for a file that can't be read, that lacks a column, or that has a number below 0 or above
+    :data:`LARGEST`."""
     cells = read_cells(path, field, header=True)
     missing = columns.keys() - set(cells.columns)
     if lacking := missing - set(optional):
@@ -111,14 +114,15 @@ def read_csv(
             raise BadInput(
                 f"{field}: {path}: {place}: {word!r}; accepted: {_WORDS.get(columns[name], 'numbers')}"
             )
-    numbers = pl.all_horizontal(selectors.numeric().is_finite() & (selectors.numeric() >= 0))
-    check_rows(table, numbers.fill_null(True), f"{field}: {path}", "finite numbers from 0")
+    numbers = pl.all_horizontal(selectors.numeric().is_between(0, LARGEST))
+    check_rows(table, numbers.fill_null(True), f"{field}: {path}", f"numbers from 0 to {LARGEST:g}")
     return table
 
 
 def read_cells(path: Path, field: str, *, header: bool) -> pl.DataFrame:
     """The cells of a CSV file, as text."""
     try:
+        check_fits(f"{field}: {path}", path, times=2)
         return pl.read_csv(path, has_header=header, infer_schema=False, comment_prefix="#")
     except OSError as error:
         accepted = "a CSV file (.csv or .csv.gz)"

@@ -26,11 +26,12 @@ from pydantic import (
     model_validator,
 )
 
+from gossamer.config.ranges import LARGEST_MBPS, Seconds
 from gossamer.config.registry import FilePath, register
 from gossamer.config.validation import bad_input
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.files import parse_xml
-from gossamer.network.network import Conditions, Network, Path
+from gossamer.files import check_fits, parse_xml
+from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path
 
 _BITS = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9}
 _ELEMENTS = {"services": "service", "bridges": "bridge", "links": "link", "dynamic": "schedule"}
@@ -40,13 +41,12 @@ _TAGS = {"experiment", "config", *_ELEMENTS, *_ELEMENTS.values()}
 def _bytes_per_second(text: Any) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)bps", str(text))
     rate = float(match[1]) * _BITS[match[2]] / 8 if match else 0.0
-    if rate <= 0:
+    if not 0 < rate <= LARGEST_MBPS * BYTES_PER_MEGABIT:
         raise ValueError("a number above 0 with Kbps, Mbps or Gbps")
     return rate
 
 
 Rate = Annotated[float, BeforeValidator(_bytes_per_second)]  # a bandwidth, converted to bytes per second
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Delay = Annotated[Seconds, AfterValidator(lambda ms: ms / 1000)]  # milliseconds, converted to seconds
 Drop = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(gt=0)]
@@ -138,6 +138,7 @@ def read_kollaps(path: FileSystemPath, where: str) -> KollapsFile:
     """Read a topology file. A BadInput that begins with ``where`` for a file that is not in Kollaps' format,
     or uses unsupported features."""
     try:
+        check_fits(where, path, times=4)
         xml = parse_xml(path.read_bytes(), where)
     except OSError as error:
         raise BadInput(f"{where}: {error.strerror}; accepted: a file of Kollaps") from None

@@ -11,11 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import polars as pl
 from jaxtyping import Float, Int
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, model_validator
 
+from gossamer.config.ranges import Mbps, Seconds
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput
-from gossamer.network.inputs import for_each, read_cells
+from gossamer.network.inputs import LARGEST, for_each, read_cells
 from gossamer.network.network import BYTES_PER_MEGABIT, Conditions, Network, Path, bytes_per_second
 
 SHIPPED = {"aws-ten-regions": FileSystemPath(__file__).parent / "data" / "aws-ten-regions-mbps.csv"}
@@ -62,10 +63,10 @@ class Matrix(Network):
     latency_ms: FilePath | None = None  # one-way delays, a CSV file; otherwise latency_s
     # 10^6 bits per second, a CSV file or "aws-ten-regions"; null is unlimited.
     bandwidth_mbps: Literal["aws-ten-regions"] | FilePath | None = None
-    latency_s: NonNegativeFloat = 0.0  # one-way delay between sites, instead of a file
-    within_latency_s: NonNegativeFloat = 0.0  # delay within a site
-    within_bandwidth_mbps: PositiveFloat | None = None  # bandwidth within a site; null is unlimited
-    jitter_s: NonNegativeFloat = 0.0  # standard deviation of every delay as drawn, seconds
+    latency_s: Seconds = 0.0  # one-way delay between sites, instead of a file
+    within_latency_s: Seconds = 0.0  # delay within a site
+    within_bandwidth_mbps: Mbps | None = None  # bandwidth within a site; null is unlimited
+    jitter_s: Seconds = 0.0  # standard deviation of every delay as drawn, seconds
     loss: float = Field(default=0.0, ge=0, lt=1)  # probability that a message is lost
     # "round-robin": node k is at site k modulo the number of sites. "blocks": the first nodes are at the
     # first site, and so on.
@@ -76,8 +77,8 @@ class Matrix(Network):
     # with the most such pairs (the last one in a tie) until none is left.
     unmeasured: Literal["error", "drop-sites"] = "error"
     # Of every node, or a list with one for each; null is unlimited.
-    uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
-    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None  # as uplink_mbps
+    uplink_mbps: Mbps | tuple[Mbps, ...] | None = None
+    downlink_mbps: Mbps | tuple[Mbps, ...] | None = None  # as uplink_mbps
 
     @model_validator(mode="after")
     def _check_files(self) -> Matrix:
@@ -155,9 +156,9 @@ def _read_square(path: FileSystemPath, field: str) -> _Square:
     if words[top:, left:].any():
         raise BadInput(f"{field}: {path}: a word among the numbers; accepted: numbers, or blanks")
     matrix = numbers.to_numpy()[top:, left:]
-    if not matrix.size or len(matrix) != matrix.shape[1] or np.isinf(matrix).any():
+    if not matrix.size or len(matrix) != matrix.shape[1] or (matrix > LARGEST).any():
         shape = " x ".join(map(str, matrix.shape))
         raise BadInput(
-            f"{field}: {path}: {shape} numbers; accepted: a square matrix of finite numbers, of one site or more"
+            f"{field}: {path}: {shape} numbers; accepted: a square matrix of numbers up to {LARGEST:g}, of one site or more"
         )
     return np.where(matrix >= 0, matrix, math.nan)

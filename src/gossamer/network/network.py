@@ -17,8 +17,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field
 
+from gossamer.config.ranges import LARGEST_MBPS, Factor, Mbps, Seconds
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.network.inputs import SomeNodes, for_each
@@ -42,6 +43,12 @@ class Path:
     jitter_s: float = 0.0  # standard deviation of the latency, as drawn
     loss: float = 0.0  # probability that a message is lost
     rate: float = math.inf  # maximum rate of a transfer on this path, bytes per second
+
+    def __post_init__(self) -> None:
+        times = 0 <= self.latency_s < math.inf and 0 <= self.jitter_s < math.inf
+        if not (times and 0 <= self.loss <= 1 and self.rate >= 0):
+            accepted = "finite seconds from 0, a loss from 0 to 1, a rate from 0"
+            raise BadInput(f"network: {self}; accepted: {accepted}")
 
 
 def delivery(path: Path | None, seed: int, source: int, to: int, k: int) -> float | None:
@@ -150,6 +157,22 @@ def try_out(network: Network, nodes: int, seed: int) -> None:
             )
 
 
+def check_rates(conditions: Conditions, time_s: float = 0.0) -> None:
+    """Refuse the state of a network whose time or rates are no numbers from 0 on."""
+    if not 0 <= time_s < math.inf:
+        raise BadInput(f"network: a change at {time_s} s; accepted: finite seconds, at least 0")
+    if len(wrong := conditions.rates[~(conditions.rates >= 0)]):
+        problem = f"{wrong[0]} bytes per second on a link from {time_s:g} s on"
+        raise BadInput(f"network: {problem}; accepted: a number, at least 0")
+
+
+def checked_changes(network: Network, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
+    """The changes of a network, each of which is checked when it is taken."""
+    for time_s, conditions in network.changes(nodes, seed):
+        check_rates(conditions, time_s)
+        yield time_s, conditions
+
+
 def states_of(
     base: Network, nodes: int, seed: int, times_s: Iterable[float]
 ) -> Iterator[tuple[float, Conditions]]:
@@ -213,13 +236,13 @@ class UniformNetwork(Network):
     With jitter, the mean delay is larger than ``latency_s``: a negative delay counts as 0, and no message overtakes an
     earlier one of its pair (docs/networks.md has an example)."""
 
-    latency_s: NonNegativeFloat = 0.0  # one-way delay of every pair, seconds
-    jitter_s: NonNegativeFloat = 0.0  # standard deviation of the delay as drawn, seconds
+    latency_s: Seconds = 0.0  # one-way delay of every pair, seconds
+    jitter_s: Seconds = 0.0  # standard deviation of the delay as drawn, seconds
     loss: Probability = 0.0  # probability that a message is lost
     # Uplink and downlink of every node, 10^6 bits per second; null is unlimited.
-    bandwidth_mbps: PositiveFloat | None = None
-    uplink_mbps: PositiveFloat | None = None  # the uplink, instead of bandwidth_mbps
-    downlink_mbps: PositiveFloat | None = None  # the downlink, instead of bandwidth_mbps
+    bandwidth_mbps: Mbps | None = None
+    uplink_mbps: Mbps | None = None  # the uplink, instead of bandwidth_mbps
+    downlink_mbps: Mbps | None = None  # the downlink, instead of bandwidth_mbps
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         up = bytes_per_second(self.bandwidth_mbps if self.uplink_mbps is None else self.uplink_mbps)
@@ -235,10 +258,10 @@ class Stragglers(UniformNetwork, SomeNodes):
     DivShare's published experiments use ``bandwidth_mbps: 60, factor: 5, spread_mbps: 1``, with the
     stragglers at the first ranks. The stragglers are chosen by ``count``, ``fraction`` or ``ranks``."""
 
-    factor: PositiveFloat = 5.0  # divisor of a straggler's bandwidth
+    factor: Factor = 5.0  # divisor of a straggler's bandwidth
     # Standard deviation of a straggler's bandwidth, 10^6 bits per second. The deviation is drawn once per
     # node for uplink and downlink, and redrawn if the bandwidth would not be positive.
-    spread_mbps: NonNegativeFloat = 0.0
+    spread_mbps: Annotated[float, Field(ge=0, le=LARGEST_MBPS)] = 0.0
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         links = super().conditions(nodes, seed).rates.reshape(2, nodes)  # uplinks and downlinks
@@ -261,12 +284,12 @@ class StarNetwork(Network):
     the message. With jitter, the mean delay is larger than the latency, as with ``uniform``."""
 
     # Towards the centre, 10^6 bits per second; null is unlimited.
-    uplink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
+    uplink_mbps: Mbps | tuple[Mbps, ...] | None = None
     # From the centre; null is unlimited.
-    downlink_mbps: PositiveFloat | tuple[PositiveFloat, ...] | None = None
-    latency_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0  # delay of a link, seconds
+    downlink_mbps: Mbps | tuple[Mbps, ...] | None = None
+    latency_s: Seconds | tuple[Seconds, ...] = 0.0  # delay of a link, seconds
     # Standard deviation of the delay as drawn, seconds.
-    jitter_s: NonNegativeFloat | tuple[NonNegativeFloat, ...] = 0.0
+    jitter_s: Seconds | tuple[Seconds, ...] = 0.0
     loss: Probability | tuple[Probability, ...] = 0.0  # probability that a link loses a message
 
     def conditions(self, nodes: int, seed: int) -> Conditions:

@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import numpy as np
 import polars as pl
 from jaxtyping import Float
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
+from gossamer.config.ranges import Factor, PositiveSeconds, Seconds
 from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
 from gossamer.network.inputs import check_ranks, check_rows, nested, read_csv
@@ -40,7 +41,7 @@ class Trace(UniformNetwork):
 
     path: FilePath  # the file; .csv or .csv.gz. Times ascend, from 0
     # Period after which the trace starts again; null: the last values stay.
-    repeat_s: PositiveFloat | None = None
+    repeat_s: PositiveSeconds | None = None
 
     def conditions(self, nodes: int, seed: int) -> Conditions:
         ranks, last = self._lines["node"].drop_nulls(), float(self._lines["time_s"][-1])
@@ -91,8 +92,8 @@ class Trace(UniformNetwork):
 class RateChange(Component):
     """A change of the bandwidth of some nodes."""
 
-    at_s: NonNegativeFloat  # time of the change, seconds of the engine's clock
-    factor: PositiveFloat  # multiplier of the base's bandwidth from then on; 1 restores it
+    at_s: Seconds  # time of the change, seconds of the engine's clock
+    factor: Factor  # multiplier of the base's bandwidth from then on; 1 restores it
     ranks: tuple[NonNegativeInt, ...] | None = None  # the nodes; null is all
 
 

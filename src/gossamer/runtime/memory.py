@@ -1,8 +1,6 @@
-"""How much memory is available, how much a process uses, and whether a simulation can fit."""
+"""Whether a run fits the memory that is available."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 
@@ -12,6 +10,7 @@ from gossamer.errors import BadInput
 from gossamer.learning.optimizer import checked_state
 from gossamer.learning.parameters import Layout
 from gossamer.learning.proof import vectors_needed
+from gossamer.process_memory import available_bytes
 
 _MIN_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread
 
@@ -73,28 +72,3 @@ def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: i
             " after the other, a loss that is a mean over samples, or fewer evaluation.samples, evaluation.nodes or"
             f" engine.{field}"
         )
-
-
-def available_bytes() -> int | None:
-    """Bytes of memory available on this machine and in its control group; None if unknown."""
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        available = 1024 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError):
-        return None
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        return min(available, limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):  # no such file, or no limit ("max")
-        return available
-
-
-def private_bytes(pid: int | None = None) -> int | None:
-    """Bytes of memory that a process (None: this one) shares with no other; None if unknown (not Linux)."""
-    try:
-        lines = Path(f"/proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return None
-    # "Private_Dirty:     12345 kB"
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import networkx as nx
@@ -16,8 +18,9 @@ from jaxtyping import Int
 
 from gossamer.codecs.sparsify import count_of
 from gossamer.config import Experiment, Processes, Simulate
+from gossamer.config.ranges import LONGEST_S
 from gossamer.config.registry import Component, names
-from gossamer.errors import BadInput, listed
+from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.learning import Mean
@@ -29,7 +32,7 @@ from gossamer.learning.proof import SmallestBatch, failure_of
 from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import SequentialTrainer, choose_trainer
 from gossamer.learning.trial import tried_measures
-from gossamer.network import Network
+from gossamer.network import ComputeProfile, Network
 from gossamer.network.network import try_out as try_out_network
 from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
@@ -41,6 +44,13 @@ from gossamer.runtime.warm_start import warm_start
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
+
+log = logging.getLogger("gossamer")
+
+_LONG_S = 2.0
+"""How long a model may take to be made and tried before the set-up says how long it will take."""
+_TRIED = 1000
+"""The first nodes and rounds whose durations and learning rates are looked at before a run."""
 
 
 def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
@@ -71,7 +81,11 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         )
     task = load_task(experiment.task, experiment.data_root, seed)
     data = summary(task)
+    began = monotonic()
     task, maker = with_maker(task, seed)
+    if (seconds := monotonic() - began) > _LONG_S:
+        # Measured with up to 3,000 layers: the trials and the modules of the trainer take 7 to 14 times as long.
+        log.info("making the model took %.0f s; the set-up may take ten times as long", seconds)
     layout, remarks = maker.layout, list[str]()
     start = warm_start(experiment, maker, remarks)
     check_memory(experiment, layout)
@@ -98,7 +112,10 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         named = _algorithms_with("tolerates_sampling")
         raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
     _check_stop(experiment, topology)
-    compute = faults.compute(experiment.compute.settled(nodes, seed), frozen=virtual)
+    settled = experiment.compute.settled(nodes, seed)
+    _check_durations(settled, nodes, seed)
+    compute = faults.compute(settled, frozen=virtual)
+    _check_learning_rates(experiment)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
@@ -202,6 +219,32 @@ def _check_network(experiment: Experiment, network: Network) -> None:
         raise BadInput(f"{field}: {name} tolerates no message loss; accepted: {field} without loss")
     if algorithm.gathers and gather.timeout_s is None:
         raise BadInput("gather.timeout_s: null, although messages are lost; accepted: seconds")
+
+
+def _check_durations(profile: ComputeProfile, nodes: int, seed: int) -> None:
+    """Refuse a first step that has no duration, or one beyond the end of time. (Later ones are checked when they begin.)"""
+    for rank in range(min(nodes, _TRIED)):
+        try:
+            seconds = profile.duration(seed, rank, 0, 1, 0.0)
+        except GossamerError:
+            raise
+        except Exception as error:
+            raise BadInput(f"compute: raised {cause(error)}, for the first step of node {rank}") from error
+        if seconds > LONGEST_S:
+            problem = f"{seconds:g} s for the first step of node {rank}"
+            raise BadInput(f"compute: {problem}; accepted: at most {LONGEST_S:g} s")
+
+
+def _check_learning_rates(experiment: Experiment) -> None:
+    """Refuse a schedule that takes the learning rate beyond float32 in one of the first rounds."""
+    rounds = range(min(experiment.stop.rounds or _TRIED, _TRIED))
+    try:
+        for round in rounds:
+            experiment.optimizer.lr_at(round)
+    except GossamerError:
+        raise
+    except Exception as error:
+        raise BadInput(f"optimizer.schedule: raised {cause(error)}, for round {round}") from error
 
 
 def _check_stop(experiment: Experiment, topology: TopologySchedule) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int, Integer
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from gossamer.config import Section
+from gossamer.config.ranges import PositiveFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
 from gossamer.tasks.data import Source, package
@@ -35,7 +36,7 @@ class Lora(Section):
     and B are trained, sent and mixed; W is frozen. B starts at zero."""
 
     r: PositiveInt = 8
-    alpha: PositiveFloat = 16.0
+    alpha: PositiveFloat32 = 16.0
     # Suffixes of the names of adapted layers; None is peft's default for the architecture.
     targets: tuple[str, ...] | None = None
 

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
+from gossamer.files import check_fits
 from gossamer.reads import note
 from gossamer.tasks.data import (
     Decoder,
@@ -61,6 +62,7 @@ def read_users(folder: Path) -> Users:
     users: Users = {}
     for file in json_files(folder):
         try:
+            check_fits(f"task.path: {file}", file, times=3)
             user_data = json.loads(file.read_bytes())["user_data"]
             new: Users = {user: (file, {"x": data["x"], "y": data["y"]}) for user, data in user_data.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

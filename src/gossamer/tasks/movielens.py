@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, first_line
+from gossamer.files import check_fits
 from gossamer.reads import note
 from gossamer.tasks.data import split_by_owner
 from gossamer.tasks.provenance import Provenance
@@ -120,6 +121,7 @@ def read_ratings(path: Path, release: Release) -> pl.DataFrame:
     options: dict[str, Any] = {"separator": release.delimiter, "has_header": release.header}
     where, accepted = f"data_root: {path}", "GroupLens's file"
     try:
+        check_fits(where, path)
         table = pl.read_csv(path, infer_schema=False, quote_char=None, **options)
         if not release.header:
             table = table.rename(dict(zip(table.columns, COLUMNS, strict=False)))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ import polars as pl
 from jaxtyping import Shaped, UInt8, UInt16
 
 from gossamer.errors import BadInput, first_line
+from gossamer.files import check_room
 from gossamer.tasks.data import Decoder, Place, package
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # a data file can't invoke Pillow's rarer decoders
@@ -92,7 +94,9 @@ def decoded(
             another size; the line has its place."""
     if not is_image(column):
         raise BadInput(f"{where}: {column.dtype}; accepted: images")
-    pixels = np.empty((len(column), *size, CHANNELS[mode]), np.uint16 if deep else np.uint8)
+    dtype = np.uint16 if deep else np.uint8
+    check_room(f"{where}: the pixels", len(column) * prod(size) * CHANNELS[mode] * dtype().itemsize)
+    pixels = np.empty((len(column), *size, CHANNELS[mode]), dtype)
     for row, data in enumerate(_encoded(column)):
         try:
             with opened(data) as image:

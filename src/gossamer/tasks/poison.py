@@ -21,6 +21,7 @@ from pydantic import Field, PositiveInt, PrivateAttr, model_validator
 from torch import Tensor
 
 from gossamer.config import Section
+from gossamer.config.ranges import Float32, NonNegativeFloat32
 from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
@@ -148,7 +149,7 @@ class Patch(ImageChange):
     size: PositiveInt = 3  # side of the square in pixels
     corner: Literal["top-left", "top-right", "bottom-left", "bottom-right", "random"] = "bottom-right"
     # Its value after normalisation, for all channels or for each; None is the largest value of the training images.
-    value: float | tuple[float, ...] | None = None
+    value: Float32 | tuple[Float32, ...] | None = None
     include_target: bool = False  # whether the evaluation set includes test images of the target class
 
     def check(self, task: Task) -> None:
@@ -195,7 +196,7 @@ class Tint(ImageChange):
 
     # Fraction of each channel's brightness that is kept: 0 leaves the darkest value of its training images.
     # The default is red.
-    factors: tuple[Annotated[float, Field(ge=0)], ...] = (1.0, 0.0, 0.0)
+    factors: tuple[NonNegativeFloat32, ...] = (1.0, 0.0, 0.0)
 
     def transform(self, inputs: Tensor, targets: Tensor, rng: np.random.Generator) -> Pair:
         black = self._task.train[0].amin((0, 2, 3)).view(-1, 1, 1)

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Float
-from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 from torch import Tensor
 
+from gossamer.config.ranges import LogDeviation, NonNegativeFloat32
 from gossamer.config.registry import register
 from gossamer.randomness import generator
 from gossamer.tasks.metrics import NewMetrics
@@ -34,13 +35,13 @@ class Synthetic(TaskSource):
     is ``natural``: one owner per node."""
 
     owners: PositiveInt = 30
-    alpha: NonNegativeFloat | None = 1.0
-    beta: NonNegativeFloat | None = 1.0
+    alpha: NonNegativeFloat32 | None = 1.0
+    beta: NonNegativeFloat32 | None = 1.0
     features: PositiveInt = 60  # length of an input
     classes: int = Field(default=10, ge=2)
     least: int = Field(default=50, ge=2)
-    median: NonNegativeFloat = 54.6
-    sigma: NonNegativeFloat = 2.0
+    median: NonNegativeFloat32 = 54.6
+    sigma: LogDeviation = 2.0
     model: ModelField = Field(default="logistic", validate_default=True)
     metrics: NewMetrics  # in addition to the accuracy
 
@@ -90,12 +91,12 @@ class LeastSquares(TaskSource):
     samples: PositiveInt = 1000  # number of training samples
     test_samples: PositiveInt = 1000  # number of test samples, from the same distribution
     targets: PositiveInt = 1  # length of a target
-    noise: NonNegativeFloat = 0.1  # standard deviation of the noise on a target
+    noise: NonNegativeFloat32 = 0.1  # standard deviation of the noise on a target
     # Number of natural owners, for the partition natural; sample i belongs to owner i mod groups. None: no owners.
     groups: Annotated[int, Field(gt=0)] | None = None
     # Heterogeneity of the owners: owner g's true weights are V plus this factor times its own standard normal
     # matrix (also divided by sqrt(features)). 0: all owners have the same distribution.
-    heterogeneity: NonNegativeFloat = 0.0
+    heterogeneity: NonNegativeFloat32 = 0.0
     model: ModelField = Field(default={"name": "linear", "bias": False}, validate_default=True)
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gossamer.config.registry import Section
 from gossamer.errors import BadInput, first_line
+from gossamer.files import check_fits
 from gossamer.tasks import splits
 
 COMMENTS = ("#", "%")
@@ -107,6 +108,7 @@ def read_table(
             in place of names."""
     kind = kind or splits.kind_of(path)
     try:
+        check_fits(f"task: {path}", path)
         match kind:
             case "Parquet":
                 return pl.read_parquet(path, glob=False)
@@ -157,6 +159,7 @@ def _quoted(sign: str) -> str:
 def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFrame:
     """Image files as rows ``image`` (encoded, as the hub stores them) and ``label``, the folder's name."""
     try:
+        check_fits("task: the image files", *paths)
         images = [{"bytes": path.read_bytes(), "path": name(path)} for path in paths]
     except OSError as error:
         raise BadInput(

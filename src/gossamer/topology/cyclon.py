@@ -23,6 +23,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import ComponentField, register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Payload
@@ -48,7 +49,7 @@ class Cyclon(Topology):
     sampled: ClassVar[bool] = True
     view: int = Field(default=8, ge=1)  # c, maximum number of entries in a view
     # Seconds of the engine's clock between two exchanges that a node starts; the phase of the first is random.
-    every_s: float | None = Field(default=None, gt=0)
+    every_s: PositiveSeconds | None = None
     # Number of nodes drawn from the view for each round; null is all of it.
     degree: int | None = Field(default=None, ge=1)
     # The topology whose (out-)neighbours are a node's initial contacts, at most ``view`` of them.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import defaultdict
-from collections.abc import Collection
-from itertools import combinations
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import combinations, count
 from math import isqrt
 from typing import Any
 from xml.etree.ElementTree import Element
@@ -14,12 +16,19 @@ import networkx as nx
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator
 
+from gossamer.config.experiment import MAX_NODES
 from gossamer.config.registry import FilePath, register
 from gossamer.errors import BadInput, cause
-from gossamer.files import XML, parse_xml
+from gossamer.files import XML, check_room, parse_xml
+from gossamer.process_memory import available_bytes
 from gossamer.topology.graph import Graph, NetworkX
 from gossamer.topology.graph_files import format_of, read_edges, read_matrix, read_text, refused
 from gossamer.topology.topology import RandomTopology, Topology
+
+_ALWAYS = 100_000
+"""Nodes and links that a generator of networkx may make in a run of any size."""
+_ENTRY_BYTES = 100
+"""Bytes that a node or a link takes in a graph of networkx, at least."""
 
 
 @register("topology", "ring")
@@ -34,7 +43,7 @@ class Ring(Topology):
 class Star(Topology):
     """Every node is a neighbour of the node of rank ``centre`` and of no other, as in federated learning."""
 
-    centre: int = Field(default=0, ge=0)
+    centre: int = Field(default=0, ge=0, lt=MAX_NODES)
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         if self.centre >= nodes:
@@ -47,6 +56,8 @@ class Complete(Topology):
     """Every node is a neighbour of every other. With the default weights, mixing is exact averaging."""
 
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
+        arcs = nodes * (nodes - 1)
+        check_room(f"topology: the {arcs:,} links of a complete graph of {nodes:,} nodes", 4 * 8 * arcs)
         return Graph(nodes, combinations(range(nodes), 2))
 
 
@@ -63,7 +74,9 @@ class Torus(Topology):
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         rows = self.rows or max(rows for rows in range(1, isqrt(nodes) + 1) if nodes % rows == 0)
         if nodes % rows:
-            raise BadInput(f"topology.rows: {rows} for {nodes} nodes; accepted: a divisor of {nodes}")
+            raise BadInput(
+                f"topology.rows: {rows} for {nodes} nodes; accepted: a divisor of {nodes}, or null"
+            )
         grid = nx.grid_2d_graph(rows, nodes // rows, periodic=True)
         return Graph.from_networkx(nx.convert_node_labels_to_integers(grid, ordering="sorted"))
 
@@ -235,13 +248,56 @@ class Generator(RandomTopology):
         offered = {"n": nodes, "seed": int(rng.integers(2**32))} if "seed" in self._arguments else {}
         defaults = {name: value for name, value in offered.items() if name in self._arguments}
         try:
-            graph = getattr(nx, self.generator)(**{**defaults, **self.parameters})
+            with _at_most(nodes, self.parameters):
+                graph = getattr(nx, self.generator)(**{**defaults, **self.parameters})
+        except BadInput:
+            raise
         except Exception as error:
             accepted = f"arguments of networkx.{self.generator}"
             raise BadInput(
                 f"topology.parameters: {self.parameters}: {cause(error)}; accepted: {accepted}"
             ) from error
         return _ranked(graph, f"topology.generator: {self.generator}")
+
+
+@contextmanager
+def _at_most(nodes: int, parameters: Mapping[str, Any]) -> Iterator[None]:
+    """Let the graphs that networkx makes have no more nodes and links together than ten complete graphs of the run's nodes (a
+    generator may make larger graphs than the one that it returns), and no more than fit the memory that is free. BadInput
+    beyond, and for a number in the parameters that asks for more."""
+    free = available_bytes()
+    most = min(max(10 * nodes**2, _ALWAYS), sys.maxsize if free is None else free // _ENTRY_BYTES)
+    problem = f"{parameters}: graphs of more than {most:,} nodes and links"
+    refused = BadInput(f"topology.parameters: {problem}; accepted: a graph of {nodes} nodes, as in nodes")
+    if any(
+        number > most for name, value in parameters.items() if name != "seed" for number in _integers(value)
+    ):
+        raise refused
+    made = count(1)
+
+    class Counted(dict[Any, Any]):
+        """The nodes of a graph, or the links of a node."""
+
+        def __setitem__(self, key: Any, value: Any) -> None:
+            if key not in self and next(made) > most:
+                raise refused
+            super().__setitem__(key, value)
+
+    plain = nx.Graph.node_dict_factory, nx.Graph.adjlist_inner_dict_factory
+    nx.Graph.node_dict_factory = nx.Graph.adjlist_inner_dict_factory = Counted
+    try:
+        yield
+    finally:
+        nx.Graph.node_dict_factory, nx.Graph.adjlist_inner_dict_factory = plain
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """The integers in a value of a file."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _integers(item)
 
 
 def _ranked(graph: Any, where: str) -> NetworkX:

@@ -78,6 +78,8 @@ def refused(
 
 def read_text(path: Path, field: str, accepted: str) -> str:
     """The text of a file. BadInput for a file that is not text in UTF-8; ``field`` and ``accepted`` are for the message."""
+    if path.exists():
+        files.check_fits(f"{field}: {path}", path, times=5)
     try:
         data = files.read(path, files.MAX_ROWS_BYTES, accepted=accepted)
     except BadInput as error:

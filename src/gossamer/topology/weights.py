@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 from pydantic import Field, model_validator
 
+from gossamer.config.ranges import Factor
 from gossamer.config.registry import Component, ComponentField, FilePath, register
 from gossamer.errors import BadInput
 from gossamer.topology.graph import Graph, NetworkX
@@ -226,7 +227,7 @@ class ScoreWeights(Weights):
     prints their influence)."""
 
     # Temperature of the softmax: the lower, the more unequal the weights. Null: weights proportional to the scores.
-    temperature: float | None = Field(default=0.1, gt=0)
+    temperature: Factor | None = 0.1
     # How 1 / temperature changes with the round; null: constant.
     schedule: Annotated[
         TemperatureSchedule | None, ComponentField("temperature", "topology.weights.schedule", optional=True)

@@ -23,7 +23,7 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.malloc import keep_freed_memory, trim
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import SequentialTrainer, TrainJob
-from gossamer.runtime.memory import available_bytes, private_bytes
+from gossamer.process_memory import available_bytes, private_bytes
 from gossamer.runtime.processes.node_process import host
 from gossamer.runtime.processes.node_process.host import ComputeResources
 from gossamer.runtime.processes.system import SPARE_DESCRIPTORS, raise_descriptor_limit

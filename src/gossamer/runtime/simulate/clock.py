@@ -200,7 +200,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 def to_ns(seconds: float) -> int:
-    """Seconds as a whole number of nanoseconds. Raises ValueError if they are negative or infinite."""
+    """Seconds as a whole number of nanoseconds, at most :data:`NEVER_NS`. ValueError if they are negative or infinite."""
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds: got {seconds}; accepted: a finite number, at least 0")
-    return round(seconds * NS)
+    return round(seconds * NS) if seconds < NEVER_NS / NS else NEVER_NS

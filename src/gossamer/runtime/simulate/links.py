@@ -21,6 +21,7 @@ from gossamer.errors import RunFailed
 from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
+from gossamer.network.network import checked_changes
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.sent import SentBytes
 
@@ -160,7 +161,7 @@ class Links(ABC):
         self._drawn: list[dict[int, int]] = [{} for _ in range(nodes)]  # draws of loss and jitter, by pair
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
         self._conditions = network.conditions(nodes, seed)
-        self._changes = network.changes(nodes, seed)
+        self._changes = checked_changes(network, nodes, seed)
         while (change := next(self._changes, None)) is not None and change[0] <= 0:
             self._conditions = change[1]
         self.rates: list[float] = self._conditions.rates.tolist()

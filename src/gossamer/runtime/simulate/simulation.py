@@ -429,7 +429,7 @@ class Simulation:
         if computation.kind is ComputationKind.APPLY:
             return 0.0
         seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
-        return float(self._setup.compute.seconds(seed, computation.rank, first, computation.work, now))
+        return self._setup.compute.duration(seed, computation.rank, first, computation.work, now)
 
     def _round_ended(self, rank: int) -> None:
         node = self.nodes[rank]

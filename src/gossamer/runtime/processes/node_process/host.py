@@ -32,10 +32,10 @@ from gossamer.learning.trainer import TrainJob
 from gossamer.messages import encode
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.node.setup import Presence
+from gossamer.process_memory import available_bytes, private_bytes
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.events import TimelineLog
-from gossamer.runtime.memory import available_bytes, private_bytes
 from gossamer.runtime.processes.protocol import Fork, Job
 from gossamer.runtime.processes.security import Security
 from gossamer.runtime.processes.system import CpuSlots
@@ -232,8 +232,7 @@ class NodeHost:
     async def _keep_pace(self, computation: Computation, began: float) -> None:
         """Wait until a computation that began at ``began`` is due according to the compute profile."""
         profile, seed = self._setup.compute, self._setup.experiment.seed
-        seconds = profile.seconds(seed, self._rank, computation.first_step, computation.work, began)
-        due = began + float(seconds)
+        due = began + profile.duration(seed, self._rank, computation.first_step, computation.work, began)
         self.computations += 1
         self.slow += self._clock.now() > due
         await self._clock.until(due)

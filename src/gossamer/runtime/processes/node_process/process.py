@@ -23,8 +23,8 @@ from gossamer.node import NodeRuntime
 from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.node.shown import CompleteModel
+from gossamer.process_memory import private_bytes
 from gossamer.runtime.events import starting_state, timeline_log
-from gossamer.runtime.memory import private_bytes
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile

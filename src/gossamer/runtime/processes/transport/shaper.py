@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gossamer.network import Conditions, Network, Path, delivery
+from gossamer.network.network import checked_changes
 
 LATE_S = 0.02
 """Seconds by which timers and credit may be late without slowing a flow: a downlink acknowledges bytes this
@@ -148,7 +149,7 @@ class Shaper:
         self._rank, self._nodes, self._seed, self._loop = rank, nodes, seed, loop
         self._one_at_a_time = network.sharing == "fifo"
         self._conditions = network.conditions(nodes, seed)
-        self._changes = network.changes(nodes, seed)
+        self._changes = checked_changes(network, nodes, seed)
         self._to = rank  # the receiver of the message on the uplink
         self._lost = False  # whether that message is lost
         self._departed: defaultdict[int, int] = defaultdict(int)  # messages by receiver
