@@ -41,6 +41,8 @@ NEEDED: dict[tuple[str, str], dict[str, Any]] = {
     ("algorithm", "epidemic-oracle"): {"degree": 2},
     ("algorithm", "epidemic-local"): {"degree": 2},
     ("algorithm", "relay-sum"): {"tree": "spanning"},
+    ("task", "hub"): {"path": ".", "targets": "y", "image_size": [8, 8]},
+    **{("task", name): {"path": "."} for name in ("celeba", "leaf-synthetic", "sent140", "reddit")},
     ("aggregator", "krum"): {"byzantine": 0},
     ("aggregator", "trimmed-mean"): {"count": 1},
     ("codec", "chain"): {"codecs": ["float16"]},
@@ -96,6 +98,7 @@ GRAPHML = """<graphml xmlns="http://graphml.graphdrawing.org/xmlns"><graph edged
 KOLLAPS = """<experiment><services><service name="node" replicas="4"/></services><bridges><bridge name="hub"/></bridges><links>
 <link origin="node" dest="hub" latency="1" upload="10Mbps" download="10Mbps"/></links></experiment>"""
 NO_DATA = {
+    ("topology", "cyclon"),  # for another algorithm
     ("poison", "tint"),  # for colour images
     ("poison", "text-trigger"),  # for text
     ("partition", "natural"),  # for owners
