@@ -214,6 +214,7 @@ KINDS_TRIED = [kind for kind in KINDS if kind not in ("tracker", "wrapper")]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # thousands of short runs
 @pytest.mark.parametrize("kind", KINDS_TRIED)
 def test_each_number_of_each_component_ends_in_work_or_in_one_line(kind: str, tmp_path: Path) -> None:
     failed = []
