@@ -125,7 +125,7 @@ WRONG = [
     ("weights", "Partial", "topology.weights: own_contracts:Partial gives {1: 0.5} to a node with the in-neighbours [1, 3]"),
     ("weights", "Unknown", "gives {1: nan, 3: nan} to a node"),
     ("network", "Few", "network: own_contracts:Few has rates of the shape [4]; accepted: at least 8"),
-    ("network", "Early", "has latency, jitter, loss and rate (-1.0, 0.0, 0.0, inf)"),
+    ("network", "Early", "Path(links=(0, 7), latency_s=-1.0"),
     ("network", "Broken", "network: own_contracts:Broken raised ZeroDivisionError: division by zero (own_contracts.py, line 46)"),
 ]  # fmt: skip
 

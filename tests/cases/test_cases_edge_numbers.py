@@ -429,7 +429,7 @@ class OddNetwork(Network):
         *(
             (
                 {"network": {"name": OddNetwork, "latency_text": text}},
-                f"network: Path(links=(0, 5), latency_s={float(text)}",
+                f"network: Path(links=(0, 7), latency_s={float(text)}",
             )
             for text in ("nan", "inf", "-1")
         ),

@@ -24,9 +24,10 @@ from gossamer.network.compute import StepTrace
 from gossamer.network.kollaps import read_kollaps
 from gossamer.network.matrix import Matrix
 from gossamer.network.varying import Trace
-from gossamer.tasks import data
 from gossamer.tasks.leaf import read_users
 from gossamer.tasks.movielens import RELEASES, read_ratings
+from gossamer.tasks.pixels import decoded
+from gossamer.tasks.tables import read_images, read_table
 from gossamer.topology import TopologySchedule, families
 from gossamer.topology.families import (
     Adjacency,
@@ -62,14 +63,14 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "kollaps.xml": lambda path: read_kollaps(path, f"network.path: {path}"),
     "compute.csv": lambda path: StepTrace(path=path).settled(4, 1).step_seconds(1, 0, 0),
     "churn.csv": lambda path: Churn(path=path).plan(4, 1, "faults.0"),
-    "table.csv": data.read_table,
-    "table.jsonl": data.read_table,
-    "table.parquet": data.read_table,
-    "table.arrow": data.read_table,
-    "words.txt": data.read_table,
+    "table.csv": read_table,
+    "table.jsonl": read_table,
+    "table.parquet": read_table,
+    "table.arrow": read_table,
+    "words.txt": read_table,
     "users.json": read_leaf,
     "ratings.csv": lambda path: read_ratings(path, RELEASES["latest-small"]),
-    "image.png": lambda path: data.read_images([path], str),
+    "image.png": lambda path: read_images([path], str),
 }
 """The name of a file -> its reader."""
 
@@ -139,11 +140,11 @@ def test_counting_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     whole = gzip.compress(b"a" * (24 * MIB), 1)
     path.write_bytes(whole[:-8] + bytes(8))
     monkeypatch.setattr(files, "available_bytes", lambda: 20 * MIB)
-    assert "at least 0.02" in refusal(lambda: data.read_table(path))
+    assert "at least 0.02" in refusal(lambda: read_table(path))
     monkeypatch.setattr(files, "available_bytes", lambda: 25 * MIB)
-    assert "can't be read (CRC check failed" in refusal(lambda: data.read_table(path))
+    assert "can't be read (CRC check failed" in refusal(lambda: read_table(path))
     path.write_bytes(whole)
-    assert len(data.read_table(path)["text"][0]) == 24 * MIB
+    assert len(read_table(path)["text"][0]) == 24 * MIB
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_equal_rows_count_in_full(
     path = tmp_path / "table.parquet"
     pl.DataFrame({"x": column}).write_parquet(path)
     assert path.stat().st_size < MIB / 4
-    for read in (data.read_table, files.read_table):
+    for read in (read_table, files.read_table):
         monkeypatch.setattr(files, "available_bytes", lambda: 2_000_000 * each - 1)
         assert "table.parquet: unpacked and read, the contents take at least" in refusal(
             lambda read=read: read(path)
@@ -179,16 +180,18 @@ def test_images_that_are_bombs_are_named_in_words_of_pillow(tmp_path: Path) -> N
         for name, body in chunks
     )
     (path := tmp_path / "bomb.png").write_bytes(png)
-    table = data.read_images([path], lambda path: path.name)
-    line = refusal(lambda: data.image_decoder(8, 8, 3, resize=True)(table["image"], "task.path"))
-    assert "row 0 (bomb.png): Image size (400000000 pixels) exceeds limit of" in line
+    table, names = read_images([path], lambda path: path.name), ["row 1 (bomb.png)"]
+    line = refusal(
+        lambda: decoded(table["image"], "task.path", names.__getitem__, size=(8, 8), mode="RGB", resize=True)
+    )
+    assert "row 1 (bomb.png): Image size (400000000 pixels) exceeds limit of" in line
     assert "decompression bomb" in line
 
 
 def test_decoded_images_have_to_fit_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     column = pl.Series([{"bytes": b"", "path": "a.png"}] * 1000)
     monkeypatch.setattr(files, "available_bytes", lambda: 1000 * 300 * 200 * 3 - 1)
-    line = refusal(lambda: data.image_decoder(300, 200, 3, resize=True)(column, "task.path"))
+    line = refusal(lambda: decoded(column, "task.path", str, size=(300, 200), mode="RGB", resize=True))
     assert line.startswith("task.path: the pixels take at least 0.168 GiB of memory")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,11 @@ def test_replicas_joining_at_the_start_are_the_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "problem"),
     [
-        ('name="b" time="1" action="join"', "time: got '1'; accepted: services that join at 0 s"),
-        ('name="b" time="0" action="crash"', "action: got 'crash'; accepted: services that join at 0 s"),
+        (
+            'name="b" time="1" action="join"',
+            "'time': '1', 'action': 'join'}; accepted: services that join at 0 s",
+        ),
+        ('name="b" time="0" action="crash"', "'action': 'crash'}; accepted: services that join at 0 s"),
         ('name="b" time="0"', "action: missing; a value is required"),
         ('name="c" time="0" action="join"', "'c'; accepted: a service or a bridge"),
         ('name="b" time="0" action="join" amount="0"', "amount: got '0'; accepted: greater than 0"),
@@ -122,7 +126,7 @@ def test_invalid_events_are_refused(tmp_path: Path, event: str, problem: str) ->
     with pytest.raises(BadInput) as error:
         course(tmp_path, event)
     assert problem in str(error.value)
-    assert f"network.path: {tmp_path / 'star.xml'}: " in str(error.value)
+    assert re.match(rf"network\.path: {tmp_path / 'star.xml'}(, line \d+)?: ", str(error.value))
 
 
 # --- messages lost in flight

@@ -170,8 +170,8 @@ def test_disconnected_graph_is_refused_unless_allowed(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as raised:
         TopologySchedule(EdgeList(path=path), 5, 0).check()
     assert str(raised.value) == (
-        "topology: 3 components in the graph of edge-list with 5 nodes; accepted: a connected graph, or"
-        " topology.allow_disconnected: true"
+        "topology: 3 components in the graph of edge-list with 5 nodes, without neighbours: 4 (ranks count from 0);"
+        " accepted: a connected graph, or topology.allow_disconnected: true"
     )
     TopologySchedule(EdgeList(path=path, allow_disconnected=True), 5, 0).check()
 
