@@ -198,7 +198,8 @@ class Listens(Algorithm):
                 await node.mix(await node.gather([3], tag=("word", r)), {3: 0.5})
 
 
-UNMIXABLE = [kind for kind in KINDS if "encoded" not in kind and kind not in ("vector", "model with buffers")]
+MIXABLE = ("vector", "model with buffers", "double model")
+UNMIXABLE = [kind for kind in KINDS if "encoded" not in kind and kind not in MIXABLE]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in UNMIXABLE if "NaN" not in kind])

@@ -95,11 +95,6 @@ def progress(place: int, item: Any) -> Any:
     return replaced(plain(protocol.Progress(0, 0.5, TRAFFIC)), (place,), item)
 
 
-def many_columns(rogue: Rogue) -> None:
-    for batch in range(11):
-        rogue.report(row(**{f"column_{batch}_{k}": 1.0 for k in range(1_000)}))
-
-
 def timeline(*lines: bytes) -> Callable[[Rogue], None]:
     """The last model, with a timeline of these lines."""
 
@@ -207,7 +202,6 @@ SCRIPTS: dict[str, Callable[[Rogue], object]] = {
         rogue.report(["FinalModel", 0, bytes(4 * P), None]),
         rogue.report(ROW),
     ],
-    "ever new columns": many_columns,
     "more messages than arrived": lambda rogue: rogue.say(protocol.Acknowledge(99)),
     "a refusal in the run": lambda rogue: rogue.say(protocol.Refused([ESCAPES])),
     "other code in the run": lambda rogue: rogue.say(protocol.Differs([ESCAPES])),
@@ -275,6 +269,20 @@ def test_rogue_member_before_the_start_ends_the_run_in_one_line(name: str, tmp_p
         act(rogue)
 
     assert message in failure(tmp_path, script)
+
+
+@pytest.mark.slow
+def test_ever_new_columns_do_not_cost_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "MAX_RECORDED", 100)
+
+    def script(rogue: Rogue) -> None:
+        rogue.begin()
+        for batch in range(100):
+            rogue.report(row(**{f"column_{batch}_{k}": 1.0 for k in range(30)}))
+
+    assert "new columns of node 0" in failure(tmp_path, script)
+    [folder] = tmp_path.glob("*/*")
+    assert sum(name.startswith("column") for name in load_run(folder).metrics.columns) == 90
 
 
 @pytest.mark.slow

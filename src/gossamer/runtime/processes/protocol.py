@@ -37,7 +37,7 @@ MAX_LINE, MAX_TEXT = 2_000, 2**16
 MAX_LINES = 100
 """Most sentences of one kind in a message."""
 MAX_COLUMNS = 10_000
-"""Most columns of one row, and of all rows of a run together: a hundred classes in each of a hundred evaluation sets."""
+"""Most columns of one row: a hundred classes in each of a hundred evaluation sets."""
 MAX_VALUES = 2**20
 """Most values in one row, those in lists counted each. Eight characters of text count as a value."""
 
@@ -277,13 +277,19 @@ class Crashing(ProtocolMessage):
     number: Number
 
 
+_EVENTS = {"begins", "checkpoint", "diverged", "malformed", "refused", "slow", "unread"}
+"""The events that nodes report. All others are the coordinator's own."""
+
+
 class Event(ProtocolMessage):
     """An entry for the event log."""
 
-    kind: Literal["begins", "checkpoint", "diverged", "malformed", "refused", "slow", "unread"]
+    kind: str
     text: Line
 
     def __post_init__(self) -> None:
+        if self.kind not in _EVENTS:
+            raise ValueError(f"an event {line(self.kind, 60)!r}; accepted: {', '.join(sorted(_EVENTS))}")
         self.text = line(self.text)
 
 
