@@ -11,6 +11,7 @@ import torch
 
 import gossamer
 from gossamer import Experiment, Model, Node, NodeWrapper, Part, Run, RunFailed
+from gossamer.algorithms import Algorithm
 from gossamer.messages.tags import Coded, Payload
 from gossamer.node.mailbox import MAX_UNREAD
 from gossamer.runtime.processes.fork_server import Listen
@@ -184,6 +185,34 @@ def test_malformed_message_ends_the_run_by_default(gather: dict[str, str], tmp_p
         gossamer.run(described("synchronous", gather=gather, wrappers=[Malformed(kind="nothing")]), tmp_path)
 
 
+class Listens(Algorithm):
+    """Node 3 sends, and the others mix what they get, without a message or a declaration of their own."""
+
+    async def run(self, node: Node) -> None:
+        async for r in node.rounds():
+            if node.rank == 3:
+                node.broadcast([0, 1, 2], node.parameters, tag=("word", r))
+            else:
+                await node.mix(await node.gather([3], tag=("word", r)), {3: 0.5})
+
+
+MIXABLE = ("vector", "model with buffers", "double model")
+UNMIXABLE = [kind for kind in KINDS if "encoded" not in kind and kind not in MIXABLE]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in UNMIXABLE if "NaN" not in kind])
+def test_what_can_not_be_mixed_is_the_fault_of_its_sender(kind: str, tmp_path: Path) -> None:
+    """Not of the author, although nothing said what the messages are."""
+    changes: dict[str, Any] = {"algorithm": Listens(), "wrappers": [Malformed(kind=kind)]}
+    run = gossamer.run(described("synchronous", **changes), tmp_path / "drop")
+    assert run.status == "done"
+    counts = run.metrics.filter(pl.col("round") == 8, pl.col("node") >= 0)
+    assert dict(counts.select("node", "messages_refused").iter_rows()) == {0: 6, 1: 6, 2: 6, 3: 0}
+    message = r"node \d refuses a message of node 3 under tag \('word', 2\): "
+    with pytest.raises(RunFailed, match=message):
+        gossamer.run(described("synchronous", gather={}, **changes), tmp_path / "fail")
+
+
 class Steps(NodeWrapper):
     """A node that sends malformed messages in one step of the agreement on masks."""
 
@@ -283,3 +312,26 @@ def test_50_000_malformed_frames_do_no_harm(tmp_path: Path) -> None:
     waiting = honest_nodes["messages_received"] - honest_nodes["messages_refused"]
     assert waiting.max() < 2 * MAX_UNREAD + 100  # type: ignore[operator]
     assert set(run.events.filter(pl.col("event") == "unread")["node"]) == {0, 1, 2}
+
+
+class EmptyLists(NodeWrapper):
+    """A node that sends messages of empty lists, which take 64 times their size in memory, under tags that nobody reads."""
+
+    async def before_round(self, node: Node, r: int) -> None:
+        if node.rank == 3 and r == 0:
+            for number in range(36):
+                node.send(number % 3, [[]] * 60_000, ("nobody", number))
+                await node.sleep(0.01)  # it still answers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # encoding a million lists
+def test_empty_lists_do_not_wait_for_ever(tmp_path: Path) -> None:
+    """A receiver counts the values in what has come over the wire."""
+    run = gossamer.run(described("synchronous", "processes", rounds=3, wrappers=[EmptyLists()]), tmp_path)
+    assert run.status == "done"
+    unread = run.events.filter(event="unread")
+    assert set(unread["node"]) == {0, 1, 2}
+    assert unread["detail"].str.contains(r"of node 3: .* under tag \('nobody', \d+\)$").all()
+    counts = run.metrics.group_by("node").agg(pl.col("messages_refused").max()).filter(pl.col("node") >= 0)
+    assert {node: count > 3 for node, count in counts.iter_rows()} == {0: True, 1: True, 2: True, 3: False}

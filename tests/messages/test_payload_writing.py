@@ -23,7 +23,9 @@ from payload_samples import payloads, same
 def test_payload_round_trip(payload: Any) -> None:
     encoded = encode(payload)
     assert same(payload, decode(encoded.structure, encoded.buffers))
-    assert describe(encoded.structure) == [(buffer.dtype, tuple(buffer.shape)) for buffer in encoded.buffers]
+    assert describe(encoded.structure).specs == [
+        (buffer.dtype, tuple(buffer.shape)) for buffer in encoded.buffers
+    ]
     assert encoded.nbytes == len(encoded.structure) + sum(len(raw(buffer)) for buffer in encoded.buffers)
 
 

@@ -16,7 +16,7 @@ from gossamer.messages import decode, encode
 from gossamer.messages.encoding import MAX_ITEMS
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
 from gossamer.node.expectations import Expectations
-from gossamer.node.mailbox import MAX_UNREAD, Inbox, Mailbox
+from gossamer.node.mailbox import MAX_UNREAD, MAX_UNREAD_VALUES, Inbox, Mailbox
 from gossamer.node.setup import Host, Setup
 
 Tags = st.lists(st.one_of(st.integers(0, 2), st.sampled_from("ab")), max_size=3).map(tuple)
@@ -82,8 +82,30 @@ def test_unread_messages_are_bounded_per_sender() -> None:
     assert unread[3] == 5
     assert unread[0] + box.host.counters.messages_refused == 50_001
     assert [item.tag for item in box.drain((), 0, newest=False)[-2:]] == [("nobody", 49_999), ("last",)]
-    event = "node 9 drops messages of node 0: over 4096 are unread"
+    event = "node 9 drops messages of node 0: over 4096 are unread, or over 262144 values in them; the first is under tag"
+    event += " ('nobody', 0)"
     assert box.host.event.mock_calls == [mock.call("unread", event)]  # type: ignore[attr-defined]
+
+
+def test_values_in_unread_messages_are_bounded_per_sender() -> None:
+    """An empty list takes a byte on the wire and sixty in memory."""
+    box = mailbox(message(3, "early"))
+    largest = 0
+    for k in range(100):
+        box.deliver(Message(0, ("nobody", k), [[]] * 50_000, 0.0, values=50_003))
+        largest = max(largest, sum(item.values for item in box.messages))
+    assert largest < 3 * MAX_UNREAD_VALUES
+    assert box.drain(("early",), 3, newest=False)
+    assert [item.tag for item in box.messages][-1] == ("nobody", 99)
+    assert len(box.messages) + box.host.counters.messages_refused == 100
+    assert box.host.event.call_count == 1  # type: ignore[attr-defined]
+
+
+def test_age_of_a_message_is_not_negative() -> None:
+    """The clock of a sender on another machine may be ahead."""
+    box = mailbox(Message(0, ("a",), 1, 3.0))
+    assert len(box.drain((), 0, newest=False)) == 1
+    assert box.take_ages() == (0.0, 0.0)
 
 
 def test_many_senders_with_few_unread_messages_lose_none() -> None:

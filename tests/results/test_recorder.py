@@ -176,6 +176,38 @@ def test_column_of_mixed_kinds_becomes_text(folder: RunFolder) -> None:
     assert read_metrics(folder.path)["x"].to_list() == ["1", "one"]
 
 
+KINDS = [
+    None,
+    True,
+    2**64 - 1,
+    -(2**63),
+    1.5,
+    math.nan,
+    "text",
+    [],
+    [1],
+    [[1], [2.5]],
+    [[1], 2],
+    ["a"],
+    {"a": [1]},
+]
+
+
+@pytest.mark.parametrize("name", ["test_mine", "mine"])
+def test_column_of_any_two_kinds_can_be_read(folder: RunFolder, name: str) -> None:
+    """Before and after it has become a table, beside rows of the other kind."""
+    for first in KINDS:
+        for second in KINDS:
+            rows = [{"node": 0, "round": r, name: value} for r, value in enumerate((first, second))]
+            fill(folder, "metrics", 0, *rows)
+            assert read_metrics(folder.path).height == 2
+            compact(folder)
+            fill(folder, "metrics", 0, {"node": 1, "round": 1, name: second})
+            assert read_metrics(folder.path).height == 3
+            for path in (folder.path / "metrics.parquet", folder.segments / "metrics-0.jsonl"):
+                path.unlink()
+
+
 def test_row_without_round_names_its_segment(folder: RunFolder) -> None:
     fill(folder, "metrics", 2, {"node": 0, "round": 0}, {"node": 0})
     with pytest.raises(BadInput, match=r"metrics-2\.jsonl: rows without 'round'"):

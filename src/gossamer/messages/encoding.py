@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import GossamerError
-from gossamer.messages.tags import INDEX_DTYPES, Coded, Model, Part, Payload, Tag, as_tag
+from gossamer.messages.tags import INDEX_DTYPES, LONGEST_S, Coded, Model, Part, Payload, Tag, as_tag
 
 MAX_DEPTH = 32  # levels of containers in a payload
 MAX_ITEMS = 65_536
 """Maximum number of values in a payload, including keys. It is limited because an empty list takes one byte
 on the wire and 56 in memory."""
+MAX_TAG_BYTES = 1_024  # of a packed tag
 MAX_TENSORS = 4_096  # tensors in a payload, including those of parts and models
 MAX_DIMENSIONS = 32
 
@@ -268,12 +269,14 @@ def framed_bytes(nbytes: int) -> int:
 
 def pack_head(tag: Tag, sent_at: float, structure: bytes) -> bytes:
     """The head of a message: its tag, the sender's clock in seconds, and the payload's structure. TypeError or ValueError for
-    a tag that is not str, int (64 bits) or a tuple of these."""
+    a tag that is not str, int (64 bits) or a tuple of these, or is longer than :data:`MAX_TAG_BYTES`."""
     parts = as_tag(tag)
     try:
         packed: bytes = msgpack.packb(parts)
     except (OverflowError, UnicodeEncodeError) as error:
         raise ValueError(f"tag {tag!r}: {error}; accepted: 64-bit ints and Unicode text") from None
+    if len(packed) > MAX_TAG_BYTES:
+        raise ValueError(f"tag {tag!r:.60}...: {len(packed)} bytes; accepted: at most {MAX_TAG_BYTES}")
     return _HEAD + packed + _TIME.pack(0xCB, sent_at) + structure
 
 
@@ -283,11 +286,14 @@ def unpack_head(head: bytes) -> tuple[tuple[str | int, ...], float, bytes]:
     if head[:1] != _HEAD:
         raise FrameError("the head is not an array of 3")
     reader = Reader(head[1:], None)
-    tag, sent_at = reader.next(MAX_DEPTH - 1), reader.next(MAX_DEPTH + 1)
+    tag = reader.next(MAX_DEPTH - 1)
+    if reader.at() > MAX_TAG_BYTES:
+        raise FrameError(f"a tag of {reader.at()} bytes; accepted: at most {MAX_TAG_BYTES}")
+    sent_at = reader.next(MAX_DEPTH + 1)
     if not isinstance(tag, list) or not all(type(part) is str or type(part) is int for part in tag):
         raise FrameError("the tag is not a list of str and int")
-    if type(sent_at) is not float or not math.isfinite(sent_at):
-        raise FrameError("the time of sending is not a finite float")
+    if type(sent_at) is not float or not 0 <= sent_at <= LONGEST_S:
+        raise FrameError(f"the time of sending is not a float from 0 to {LONGEST_S:g}")
     return tuple(tag), sent_at, head[1 + reader.at() :]
 
 
@@ -310,12 +316,18 @@ def decode(structure: bytes, buffers: Sequence[Tensor]) -> Payload:
     return payload
 
 
-def describe(structure: bytes) -> list[BufferSpec]:
-    """The (dtype, shape) of every buffer that follows a structure, without allocating any; FrameError as for
-    :func:`decode`."""
+class Description(NamedTuple):
+    """The buffers that follow a structure, and the number of values in it, which take memory of their own."""
+
+    specs: list[BufferSpec]
+    values: int
+
+
+def describe(structure: bytes) -> Description:
+    """The description of a structure, without allocating any buffer; FrameError as for :func:`decode`."""
     reader = Reader(structure, None)
     reader.whole()
-    return reader.specs
+    return Description(reader.specs, next(reader.count) - 1)
 
 
 _ARRAYS = {*range(0x90, 0xA0), 0xDC, 0xDD}
@@ -335,7 +347,7 @@ class Reader:
         self._unpacker = msgpack.Unpacker(max_buffer_size=max(len(data), 1), ext_hook=hook)
         self._unpacker.feed(data)
         self.at: Callable[[], int] = self._unpacker.tell  # number of bytes read
-        self._count: Iterator[int] = itertools.count(1) if outer is None else outer._count
+        self.count: Iterator[int] = itertools.count(1) if outer is None else outer.count
         self.specs: list[BufferSpec] = [] if outer is None else outer.specs
         # Extensions being read. None may contain its own type, since each copies its content.
         self._open: set[int] = set() if outer is None else outer._open
@@ -359,7 +371,7 @@ class Reader:
 
     def value(self, depth: int) -> Any:
         """As :meth:`next`, with msgpack's own errors."""
-        if next(self._count) > MAX_ITEMS:
+        if next(self.count) > MAX_ITEMS:
             raise FrameError(f"more than {MAX_ITEMS} values")
         first = self._data[self.at()] if self.at() < len(self._data) else 0
         if first not in _ARRAYS and first not in _MAPS:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 Tag = str | int | tuple[str | int, ...]
@@ -24,6 +25,12 @@ INDEX_DTYPES = (
     *(torch.int8, torch.int16, torch.int32, torch.int64),
 )
 """The types that the coordinates of a part may have."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""What a process counts. The sum over a thousand nodes is below 2^63, as tables need it."""
+
+LONGEST_S = 1e10
+"""The latest time of a run, and its longest duration, in seconds: three hundred years."""
 
 _NO_BUFFERS = torch.empty(0)
 
@@ -112,9 +119,10 @@ class Message:
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
     Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the
     engine's checkpoints; it is -1 if they are not counted. ``again`` marks a message that a restarted node has
-    from its checkpoint: the node's counters, which go on, include it already. ``form`` is the form of the payload
-    (:class:`~gossamer.node.expectations.Expectations`) once it is known; all receivers of a broadcast share
-    it."""
+    from its checkpoint: the node's counters, which go on, include it already. ``values`` counts the values in the tag and in
+    the containers of the payload; it is 1 if they are not counted, since the sender is in the same process. ``form`` is the
+    form of the payload (:class:`~gossamer.node.expectations.Expectations`) once it is known; all receivers of a broadcast
+    share it."""
 
     source: int
     tag: tuple[str | int, ...]
@@ -123,6 +131,7 @@ class Message:
     versions: tuple[tuple[Tensor, int], ...] = ()
     number: int = -1
     again: bool = False
+    values: int = 1
     form: list[Any] = field(default_factory=list, repr=False, compare=False)
 
     def unchanged(self) -> bool:
@@ -140,17 +149,19 @@ class Traffic:
     Summed over all nodes: sent = received + lost + in flight, and received = taken + late + superseded + refused +
     unread. Cancelled and unsent messages are in none of these."""
 
-    bytes_sent: int = 0  # including the sent parts of cancelled and lost messages
-    bytes_received: int = 0
-    messages_sent: int = 0  # whole messages that have left this node, including lost ones
-    messages_received: int = 0  # whole messages that have arrived at this node
-    messages_cancelled: int = 0  # cancelled by this node before or during transmission
-    messages_lost: int = 0  # sent by this node and lost by the network, or on the way to a node that was away
-    messages_unsent: int = 0  # calls to a peer known to be away: nothing was sent
-    messages_late: int = 0  # arrived after this node continued without them (gather), or had ended
-    messages_superseded: int = 0  # arrived and were replaced by a newer one (drain)
-    messages_taken: int = 0  # arrived and were used: by this node's algorithm, or by a service of the node
-    messages_refused: int = (
+    bytes_sent: Count = 0  # including the sent parts of cancelled and lost messages
+    bytes_received: Count = 0
+    messages_sent: Count = 0  # whole messages that have left this node, including lost ones
+    messages_received: Count = 0  # whole messages that have arrived at this node
+    messages_cancelled: Count = 0  # cancelled by this node before or during transmission
+    messages_lost: Count = (
+        0  # sent by this node and lost by the network, or on the way to a node that was away
+    )
+    messages_unsent: Count = 0  # calls to a peer known to be away: nothing was sent
+    messages_late: Count = 0  # arrived after this node continued without them (gather), or had ended
+    messages_superseded: Count = 0  # arrived and were replaced by a newer one (drain)
+    messages_taken: Count = 0  # arrived and were used: by this node's algorithm, or by a service of the node
+    messages_refused: Count = (
         0  # arrived malformed, above the limit of unread ones, or were dropped by a wrapper
     )
 

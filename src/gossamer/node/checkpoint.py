@@ -138,7 +138,7 @@ def _read(path: Path, identity: Mapping[str, str], place: Place) -> Checkpoint:
         for name, text in json.loads(metadata["structures"]).items():
             structure = base64.b64decode(text, validate=True)
             buffers = []
-            for k in range(len(describe(structure))):
+            for k in range(len(describe(structure).specs)):
                 # Copied, because results depend on alignment. The file's own memory is not aligned, and would
                 # stay mapped.
                 tensor = file.get_tensor(f"{name}.{k}").clone()

@@ -100,6 +100,23 @@ class Expectations:
             return None
         return _mismatch(form, known, parts=self._encoded)
 
+    def know(self, tag: Prefix) -> bool:
+        """Whether the node knows, or can check, the form of messages under a tag."""
+        shape = _shape(tag)
+        return bool(self._sent.get(shape)) or any(
+            shape[:length] in self._declared for length in range(len(shape) + 1)
+        )
+
+    def misfit(self, payload: Payload, own: Model | Tensor | None) -> str | None:
+        """Why a payload can't be combined with a vector or model (None: the node's own); None if it can."""
+        vector = own.parameters if isinstance(own, Model) else own
+        size, dtype = (self._size, torch.float32) if vector is None else (len(vector), vector.dtype)
+        form = self._form(payload)
+        fits = form[0] in ("model", "part", "tensor") and form[2] in (size, (size,))
+        if fits and (form[1] == dtype or (form[1].is_floating_point and dtype.is_floating_point)):
+            return None
+        return f"{_described(form)}; accepted: a vector of {size} values ({dtype}), or a Part or Model of one"
+
     def _form(self, payload: Payload) -> Form:
         """The form of a payload. ValueError for non-finite values, or kinds that can't be sent."""
         kind = type(payload)

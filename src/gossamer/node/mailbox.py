@@ -27,6 +27,10 @@ MAX_REPORTED = 8
 MAX_UNREAD = 4_096
 """Maximum number of unread messages of one sender. Beyond it, the oldest are dropped from time to time."""
 
+MAX_UNREAD_VALUES = 2**18
+"""Maximum number of values in unread messages of one sender, with the same consequence: an empty list takes a byte on the
+wire and 64 in memory."""
+
 MAX_TAGS, MAX_RANKS = 2, 16
 """Maximum number of tags of unread messages, and of their senders, that a description names."""
 
@@ -44,11 +48,14 @@ class Inbox(dict[int, Any]):
     """The result of ``gather``: rank -> payload in rank order.
 
     Attributes:
-        missing: requested ranks whose message is not included, ascending."""
+        missing: requested ranks whose message is not included, ascending.
+        unknown_tag: the tag, if the node did not know which form its messages have."""
 
-    def __init__(self, payloads: dict[int, Any], missing: Iterable[int] = ()) -> None:
+    def __init__(
+        self, payloads: dict[int, Any], missing: Iterable[int] = (), unknown_tag: Prefix | None = None
+    ) -> None:
         super().__init__(sorted(payloads.items()))
-        self.missing = tuple(sorted(missing))
+        self.missing, self.unknown_tag = tuple(sorted(missing)), unknown_tag
 
 
 class _Waiter:
@@ -165,7 +172,9 @@ class Mailbox:
         self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
-        self._check_at = 2 * MAX_UNREAD  # number of messages at which unread ones are dropped
+        # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped.
+        self._check_at, self._check_values_at = 2 * MAX_UNREAD, 2 * MAX_UNREAD_VALUES
+        self._values = 0
         self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
         self._restored = False  # whether there may be messages that were counted before a restart
 
@@ -177,7 +186,9 @@ class Mailbox:
             self.late((message,))
             return
         self.messages.append(message)
-        if len(self.messages) > self._check_at:
+        if message.values > 1:
+            self._values += message.values
+        if len(self.messages) > self._check_at or self._values > self._check_values_at:
             self._drop_unread()
         source, tag = message.source, message.tag
         for waiter in self.waiters:  # inlined from fits(), to save a call per message
@@ -212,23 +223,30 @@ class Mailbox:
         self.messages = []
 
     def _drop_unread(self) -> None:
-        """Drop the oldest messages of each sender that has more than ``MAX_UNREAD``: a peer may send
-        messages that no task ever takes."""
-        waiting = Counter(message.source for message in self.messages)
+        """Drop the oldest messages of each sender that has more than ``MAX_UNREAD``, or ``MAX_UNREAD_VALUES`` values in
+        them: a peer may send messages that no task ever takes."""
+        waiting, values = Counter[int](), Counter[int]()
+        for message in self.messages:
+            waiting[message.source] += 1
+            values[message.source] += message.values
         kept = []
         for message in self.messages:
             source = message.source
-            if waiting[source] > MAX_UNREAD:
+            if waiting[source] > MAX_UNREAD or values[source] > MAX_UNREAD_VALUES:
                 waiting[source] -= 1
+                values[source] -= message.values
                 self.host.counters.messages_refused += self._new((message,))
                 if source not in self._unread_of:
                     self._unread_of.add(source)
-                    text = f"node {self.rank} drops messages of node {source}: over {MAX_UNREAD} are unread"
-                    self.host.event("unread", text)
+                    over = f"over {MAX_UNREAD} are unread, or over {MAX_UNREAD_VALUES} values in them"
+                    text = f"node {self.rank} drops messages of node {source}: {over}; the first is under tag"
+                    self.host.event("unread", f"{text} {_shown(message.tag):.100}")
             else:
                 kept.append(message)
-        self.messages = kept
-        self._check_at = 2 * max(len(kept), MAX_UNREAD)  # so that a message costs little on average
+        self.messages, self._values = kept, values.total()
+        # So that a message costs little on average.
+        self._check_at = 2 * max(len(kept), MAX_UNREAD)
+        self._check_values_at = 2 * max(self._values, MAX_UNREAD_VALUES)
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
@@ -388,7 +406,21 @@ class Mailbox:
             if self.presence is not None:
                 self.presence.remember(self.rank, missing)
         self._took(admitted)
-        return Inbox({message.source: message.payload for message in admitted}, missing)
+        payloads = {message.source: message.payload for message in admitted}
+        return Inbox(payloads, missing, None if self.expectations.know(prefix) else prefix)
+
+    def fitting(self, inbox: Mapping[int, Any], own: Any = None) -> Mapping[int, Any]:
+        """The payloads that can be combined with a vector or model (None: the node's own). If the form of gathered ones was
+        not known, they are checked only here, and the others are refused."""
+        if not isinstance(inbox, Inbox) or inbox.unknown_tag is None:
+            return inbox
+        faults = {rank: self.expectations.misfit(payload, own) for rank, payload in inbox.items()}
+        for rank, fault in faults.items():
+            if fault is not None:
+                self.host.counters.messages_taken -= 1
+                self.host.counters.messages_refused += 1
+                self.refuse(rank, inbox.unknown_tag, fault)
+        return {rank: payload for rank, payload in inbox.items() if faults[rank] is None}
 
     def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
         """The oldest message of each of some ranks under a tag, and all other messages."""
@@ -428,7 +460,7 @@ class Mailbox:
     def _took(self, messages: Collection[Message]) -> None:
         if messages:
             now = self.host.now()
-            ages = [now - message.sent_at for message in messages]
+            ages = [max(now - message.sent_at, 0.0) for message in messages]  # clocks of machines differ
             self.host.counters.messages_taken += self._new(messages)
             self.note_ages(len(ages), math.fsum(ages), max(ages))
 

@@ -204,6 +204,7 @@ class Node:
         whole, setup = isinstance(own, Model), self._setup
         if aggregate and self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
+        inbox = self._mailbox.fitting(inbox, own)
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
@@ -230,6 +231,7 @@ class Node:
         check_arguments("mix", inbox, weights)
         if self._runtime.secure is not None:
             inbox, weights = await self._runtime.secure.unmask(inbox, weights)
+        inbox = self._mailbox.fitting(inbox)
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 
 from gossamer.codecs.codec import Coder
-from gossamer.errors import BadInput, GossamerError
+from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.learning.parameters import is_finite
 from gossamer.messages import freeze, overwrite
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.expectations import Expectations
-from gossamer.node.mailbox import Mailbox
+from gossamer.node.mailbox import Mailbox, MalformedMessage
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.rejoin import NewcomerModels
@@ -122,10 +122,10 @@ class NodeRuntime:
                 return
         except Exception as error:  # noqa: BLE001 - of any kind, since the payload is untrusted
             self.host.counters.messages_refused += 1
-            if self.mailbox.drops_malformed:
-                self.mailbox.refuse(message.source, message.tag, f"{type(error).__name__}: {error}")
-            else:
-                self.fail(error)
+            try:
+                self.mailbox.refuse(message.source, message.tag, cause(error))
+            except MalformedMessage as refused:
+                self.fail(refused)
             return
         self.mailbox.deliver(changed if changed is message else replace(changed, form=[]))
 

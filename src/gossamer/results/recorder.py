@@ -181,10 +181,12 @@ def _fitting(
     table: pl.DataFrame, schema: Mapping[str, Any], required: Sequence[str], path: Path
 ) -> pl.DataFrame:
     """A table whose columns have the types of a schema."""
-    kinds = {
-        name: pl.Float64 if name.startswith("test_") and not dtype.is_nested() else schema.get(name)
+    numbers = {
+        name: pl.Float64
         for name, dtype in table.schema.items()
+        if name.startswith("test_") and (dtype.is_numeric() or dtype in (pl.Boolean, pl.Null))
     }
+    kinds = {name: numbers.get(name, schema.get(name)) for name in table.columns}
     try:
         table = table.cast({name: kind for name, kind in kinds.items() if kind is not None})
     except PolarsError as error:

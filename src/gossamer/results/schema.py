@@ -101,6 +101,17 @@ class GraphRow(TypedDict):
     edges: Edges
 
 
+class TimelineRow(TypedDict):
+    """A row of the segment ``timeline``: an interval in which a node computed, or sent ``bytes`` to a node."""
+
+    node: Rank
+    kind: str
+    start_s: Annotated[float, Meta(ge=-1e10, le=1e10)]
+    end_s: Annotated[float, Meta(ge=-1e10, le=1e10)]
+    to: NotRequired[Rank]
+    bytes: NotRequired[Count]
+
+
 class Totals(TypedDict):
     """The engine's counts of a whole run, over all nodes (:class:`~gossamer.messages.tags.Traffic`), those that
     crashed or left included. ``messages_in_flight`` and ``messages_unread`` are those at the end, which is at

@@ -70,7 +70,7 @@ class Outcome:
     reason: str  # "rounds", "time", "bytes", "target", "diverged", "stopped" (by the user) or "failed"
     time_s: float  # the engine's clock at the end, seconds
     wall_s: float  # real seconds
-    parameters: Float[Tensor, "nodes params"] | None  # of every node; None after a failure
+    parameters: Float[Tensor, "nodes params"] | None  # of every node; None if it failed before its end
     buffers: Float[Tensor, "nodes buffers"] | None  # of every node, if there are any
     failure: RunFailed | None  # the cause if the reason is "failed"
     trainer: str  # the trainer's name

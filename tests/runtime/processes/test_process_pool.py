@@ -110,6 +110,18 @@ def test_dead_process_no_longer_counts_as_stopped(pool: Pool) -> None:
     assert not pool.pool._stopped
 
 
+def test_node_that_sends_what_no_node_sends_is_killed(pool: Pool) -> None:
+    """It would not end by itself: it is stopped."""
+    pid = pool.adopt(inside=False)
+    pool.theirs.send(protocol.Done(-1))
+    pool.serve(10.0)
+    [report] = pool.events
+    assert report == NodeReport(
+        0, 0, Exited("it sent a message that can't be read: Expected `int` >= 0 - at `$[1]`")
+    )
+    assert not psutil.pid_exists(pid)
+
+
 def test_unread_messages_do_not_block_and_arrive_later(pool: Pool) -> None:
     pool.adopt(inside=False)
     channel = pool.pool._children[0].channel

@@ -24,7 +24,7 @@ import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.results.observer import Observer
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import ChannelError
+from gossamer.runtime.processes.channel import Violation
 from gossamer.runtime.processes.executors import executor_of, worker_main
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.protocol import Fork
@@ -481,7 +481,7 @@ def test_worker_writes_only_into_its_own_folder(tmp_path: Path, path: str) -> No
     worker = JoinedWorker("localhost:1", "token", 1, tmp_path / "worker")
     try:
         worker._take(Fork(0, 0, [], files={"files/0-data": b"data"}))
-        with pytest.raises(ChannelError, match="elsewhere"):
+        with pytest.raises(Violation, match="elsewhere"):
             worker._take(Fork(0, 0, [], files={path: b"data"}))
     finally:
         worker.close()

@@ -2,7 +2,7 @@
 length.
 
 The length is checked before any part of a message is kept or decoded. A message is refused if it does not
-have the fields and types of its class. Nothing is unpickled."""
+have the fields, types and ranges of its class. Nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import ssl
 import struct
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from gossamer.errors import BadInput
-from gossamer.runtime.processes.protocol import Acknowledge, ProtocolMessage
+from gossamer.runtime.processes.protocol import Acknowledge, ProtocolMessage, Violation, line
 
 LARGEST = (1 << 32) - 1
 """Most bytes in a message, which may contain a file. Memory is allocated only as bytes arrive."""
@@ -30,10 +30,6 @@ _READ = 1 << 16
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 M = TypeVar("M")
-
-
-class ChannelError(Exception):
-    """The other end has sent an invalid message."""
 
 
 def pack(message: ProtocolMessage) -> bytes:
@@ -51,7 +47,7 @@ class Unpacker(Generic[M]):
     """Decodes messages of some ``kinds`` (a union), of at most ``largest`` bytes, from a byte stream that may
     be split anywhere.
 
-    Its methods raise :class:`ChannelError` for a message that is too long, or of no expected kind.
+    Its methods raise :class:`Violation` for a message that is too long, or of no expected kind.
     """
 
     def __init__(self, kinds: Any, largest: int = LARGEST) -> None:
@@ -59,33 +55,29 @@ class Unpacker(Generic[M]):
         self._largest = largest
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> list[M]:
-        """Take some bytes. Returns the messages that they complete."""
+    def feed(self, data: bytes) -> Iterator[M]:
+        """Take some bytes, and yield the messages that they complete, including those before an error."""
         self._buffer += data
-        messages: list[M] = []
-        start = 0
-        while len(self._buffer) >= start + _LENGTH.size:
-            body = start + _LENGTH.size
-            end = body + self.length(self._buffer[start:body])
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + self.length(self._buffer[: _LENGTH.size])
             if len(self._buffer) < end:
-                break
-            with memoryview(self._buffer) as view, view[body:end] as part:
-                messages.append(self.decoded(part))
-            start = end
-        del self._buffer[:start]
-        return messages
+                return
+            with memoryview(self._buffer) as view, view[_LENGTH.size : end] as part:
+                message = self.decoded(part)
+            del self._buffer[:end]
+            yield message
 
     def length(self, head: bytes | bytearray) -> int:
         [length] = _LENGTH.unpack(head)
         if length > self._largest:
-            raise ChannelError(f"a message of {length} bytes; accepted: {self._largest}")
+            raise Violation(f"a message of {length} bytes; accepted: {self._largest}")
         return int(length)
 
     def decoded(self, body: bytes | memoryview) -> M:
         try:
             message: M = self._decode(body)
-        except msgspec.MsgspecError as error:
-            raise ChannelError(f"a message that can't be read: {error}") from None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise Violation(f"a message that can't be read: {line(str(error))}") from None
         return message
 
 
@@ -130,7 +122,7 @@ class SelectorChannel(Generic[M]):
     until the other end reads them.
 
     While it is open, it is registered with ``selector``; the data of a key is a function to call with the
-    events. ``handle`` is called with each message, and raises :class:`ChannelError` if it is invalid. ``gone``
+    events. ``handle`` is called with each message, and raises :class:`Violation` if it is invalid. ``gone``
     is called with None when the other end is gone, or with the error after an invalid message."""
 
     def __init__(
@@ -189,7 +181,7 @@ class SelectorChannel(Generic[M]):
             for message in self._unpacker.feed(data):
                 if self._open:
                     self._handle(message)
-        except ChannelError as error:
+        except Violation as error:
             problem = str(error)
         if not data or problem is not None:
             self.close()
@@ -248,7 +240,7 @@ class Session(Generic[M]):
     def _acknowledge(self, count: int) -> None:
         """Forget the kept messages among the first ``count`` ones, which have arrived."""
         if not 0 <= count - self._acknowledged <= len(self._kept):
-            raise ChannelError(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
+            raise Violation(f"acknowledged {count} messages of {self._acknowledged + len(self._kept)}")
         while self._acknowledged < count:
             self._kept.popleft()
             self._acknowledged += 1

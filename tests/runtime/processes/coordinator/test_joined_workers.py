@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gossamer.results import folder as results_folder
-from gossamer.runtime.processes.channel import ChannelError, Session
+from gossamer.runtime.processes.channel import Session, Violation
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, _Worker
 from gossamer.runtime.processes.protocol import Event, FromWorker, JoinRequest, NodeReport, Saved
@@ -63,10 +63,9 @@ def test_failed_checkpoint_write_costs_only_the_checkpoint(
 
     monkeypatch.setattr(results_folder, "sync", full)
     folder = "restart" if saved.number is None else "checkpoints/3"
-    scene.workers._take(scene.worker, NodeReport(1, 0, saved, {f"{folder}/node-1.safetensors": b"x"}))
-    [report] = scene.heard
-    assert type(report.message) is type(reported)
-    assert "No space left on device" in str(report.message)
+    message = scene.workers.keep(NodeReport(1, 0, saved, {f"{folder}/node-1.safetensors": b"x"}))
+    assert type(message) is type(reported)
+    assert "No space left on device" in str(message)
 
 
 def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
@@ -76,7 +75,10 @@ def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
         nodes={1: SimpleNamespace(incarnation=0)},
         alive={1},
         take=lambda rank, message, now: deaths.append(rank),
+        check=lambda rank, message: None,
     )
+    coordinator._checks = coordinator._checkpoints = SimpleNamespace(check=lambda rank, message: None)
+    coordinator._workers = scene.workers
     coordinator._note = lambda rank, message: None
     coordinator._rows = SimpleNamespace(target_met=lambda: False)
     coordinator._reports, coordinator._most_bytes = SimpleNamespace(bytes_sent=0), math.inf
@@ -92,7 +94,7 @@ def test_worker_that_returns_with_a_wrong_count_stays_away(
         "gossamer.runtime.processes.coordinator.workers.keep_alive", lambda end, silent_s: None
     )
     scene.worker.away = time.monotonic() - 60
-    with pytest.raises(ChannelError, match="acknowledged 7 messages of 0"):
+    with pytest.raises(Violation, match="acknowledged 7 messages of 0"):
         scene.workers._admit(JoinRequest("v", "a", 2, 7, b"n", b"p"), "host", lambda: scene.ours)
     assert scene.ours.fileno() == -1
     scene.workers.drop_silent()

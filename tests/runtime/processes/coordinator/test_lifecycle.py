@@ -14,6 +14,7 @@ from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.protocol import (
     Addresses,
+    Crashing,
     CurrentRound,
     Done,
     Exited,
@@ -31,6 +32,7 @@ from gossamer.runtime.processes.protocol import (
     Signal,
     Tell,
     Unreachable,
+    Violation,
 )
 from gossamer.runtime.setup import prepare
 
@@ -254,6 +256,127 @@ def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(5.0)
     assert len(scene.of(Fork)) == 5  # restart_limit
+
+
+def test_silent_node_has_crashed() -> None:
+    """Reports come every second, or less often with many nodes."""
+    scene = Scene(3, engine={"name": "processes", "start_timeout_s": 20.0}).begin()
+    for _ in range(30):
+        scene.pass_time(1.0)
+        for rank in (0, 2):
+            scene.take(rank, Progress(0, 0.0, Traffic()))
+    text = "node 1 died in round 0: it did not answer for 20 s (engine.start_timeout_s)"
+    assert scene.lifecycle.away == {1: text}
+    assert scene.of(Signal) == [Signal(1, signal.SIGKILL)]
+    assert scene.failure() is None
+
+
+def test_coordinator_that_was_stopped_blames_no_node() -> None:
+    scene = Scene(2, engine={"name": "processes", "start_timeout_s": 20.0}).begin()
+    scene.now += 1000.0
+    scene.pass_time(5.0)
+    assert scene.of(Signal) == []
+
+
+def test_restarted_node_that_is_never_ready_has_crashed() -> None:
+    scene = Scene(3, **RESTARTED).begin()
+    scene.take(1, Exited("killed by SIGKILL"))
+    for _ in range(130):
+        scene.pass_time(1.0)
+        for rank in (0, 2):
+            scene.take(rank, Progress(0, 0.0, Traffic()))
+    assert scene.events() == [(1, "lost")] * 2
+    assert "it was not up within 120 s (engine.start_timeout_s)" in scene.of(Record)[-1].text
+
+
+def test_node_that_keeps_others_from_returning_has_crashed() -> None:
+    """It reports that it is alive, but does not say in which round it is."""
+    scene = Scene(3, **RESTARTED).begin()
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(0.5)
+    scene.take(1, READY)
+    scene.take(0, CurrentRound(1, 3))
+    for _ in range(130):
+        scene.pass_time(1.0)
+        for rank in (0, 1, 2):
+            if rank in scene.lifecycle.alive:
+                scene.take(rank, Progress(0, 0.0, Traffic()))
+    assert (2, "lost") in scene.events()
+    assert (1, "returned") in scene.events()
+
+
+@pytest.mark.parametrize("message", [Crashing(1), Crashing(99)])
+def test_crash_that_is_not_planned_is_refused(message: FromProcess) -> None:
+    scene = Scene(3, faults=[{"name": "crash", "nodes": [1], "at_round": 2}]).begin()
+    scene.lifecycle.check(1, Crashing(0))
+    for rank in (0, 1):
+        with pytest.raises(Violation, match="is not planned"):
+            scene.lifecycle.check(rank, message)
+    scene.take(1, Crashing(0))
+    with pytest.raises(Violation, match="which had crashed"):
+        scene.lifecycle.check(1, Progress(2, 0.0, Traffic()))
+    scene.lifecycle.check(1, Exited("killed by SIGKILL"))
+
+
+def test_message_that_does_not_fit_the_state_of_a_node_is_refused() -> None:
+    scene = Scene(3)
+    with pytest.raises(Violation, match="Done of node 0, which does not take part yet"):
+        scene.lifecycle.check(0, Done(1))
+    scene.begin()
+    scene.lifecycle.check(0, Done(1))
+    scene.finish("time", None)
+    scene.lifecycle.check(0, LAST)
+    scene.take(0, LAST)
+    with pytest.raises(Violation, match="FinalModel of node 0 after its last model"):
+        scene.lifecycle.check(0, LAST)
+
+
+def test_end_does_not_wait_for_ever_for_a_node_that_is_alive() -> None:
+    scene = Scene(2).begin()
+    scene.finish("time", None)
+    scene.take(0, LAST)
+    for _ in range(int(lifecycle.LAST_S / 20) + 1):
+        assert not scene.lifecycle.over(scene.now)
+        scene.now += 20.0
+        scene.take(1, Progress(1, 0.0, Traffic()))
+    assert scene.lifecycle.over(scene.now)
+
+
+def missed(scene: Scene) -> str | None:
+    failure = scene.lifecycle.missed()
+    return None if failure is None else str(failure)
+
+
+def test_run_is_failed_without_a_round_of_a_lost_node() -> None:
+    scene = Scene(4).begin()
+    scene.take(1, Exited("exit code 3"))
+    scene.take(2, Progress(1, 0.0, Traffic()))
+    scene.take(2, Exited("exit code 3"))
+    assert missed(scene) == "node 1 completed no round: node 1 died in round 0: exit code 3"
+    scene.take(0, Unreachable(3, "timed out"))
+    assert str(missed(scene)).startswith("nodes 1 and 3 completed no round: node 1 died")
+    scene.take(3, Progress(0, 0.0, Traffic()))
+    for rank in (0, 3):
+        scene.take(rank, CurrentRound(3, 0))
+    assert "node 1 completed" in str(missed(scene))  # node 3 is back
+
+
+def test_planned_slow_and_late_nodes_do_not_fail_the_run() -> None:
+    faults = [
+        {"name": "crash", "nodes": [1], "at_s": 1.0},
+        {"name": "freeze", "nodes": [2], "at_s": 1.0, "for_s": 1_000.0},
+        {"name": "join", "nodes": [3], "at_s": 100.0},
+    ]
+    scene = Scene(5, faults=faults).begin()
+    scene.pass_time(2 * DETECTION_S)
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.take(0, Unreachable(2, "timed out"))
+    scene.finish("time", None)
+    for rank in (0, 2):
+        scene.take(rank, LAST)
+    scene.give_up()  # node 4 was slow
+    assert sorted(scene.lifecycle.away) == [1, 2, 3]
+    assert missed(scene) is None
 
 
 def test_returning_node_hears_of_peers_lost_meanwhile() -> None:

@@ -13,6 +13,10 @@ from gossamer.config import Experiment
 from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes.protocol import Violation
+
+MAX_OPEN = 1_000
+"""Most checkpoints that are not complete. Beyond it, the oldest is abandoned."""
 
 
 @dataclass
@@ -55,6 +59,20 @@ class CheckpointCoordinator:
         """The number of the checkpoint at the end of the run; None without checkpoints."""
         return max([self._settled, *self._open]) + 1 if self._on else None
 
+    def check(self, rank: int, message: protocol.FromProcess) -> None:
+        """Raise Violation for a message about a checkpoint that is not due."""
+        highest = max([self._settled, *self._open])
+        match message:
+            case protocol.Marked(number=number) if number > highest + 1:
+                raise Violation(
+                    f"a snapshot of node {rank} for checkpoint {number} after checkpoint {highest}"
+                )
+            case protocol.Saved(number=int(number)) if number > highest:
+                raise Violation(f"a file of node {rank} of checkpoint {number}, which was not begun")
+            case protocol.Saved(number=int(number), error=None) if number in self._open:
+                if not self._open[number].announced:
+                    raise Violation(f"a file of node {rank} of checkpoint {number} before all snapshots")
+
     def hear(self, rank: int, message: protocol.Marked | protocol.Saved | protocol.Done) -> None:
         """Take a node's message about its part of a checkpoint, or about the end of its rounds."""
         match message:
@@ -79,6 +97,8 @@ class CheckpointCoordinator:
             return
         if number not in self._open:
             self._open[number] = _Open()
+            if len(self._open) > MAX_OPEN:
+                self._give_up(min(self._open), f"node {rank} is {MAX_OPEN:,} checkpoints ahead of another")
             for done in sorted(self._done & self._alive):
                 self._tell(done, protocol.Note("snapshot", number))
         self._open[number].sent[rank] = sent

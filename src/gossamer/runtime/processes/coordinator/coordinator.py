@@ -21,7 +21,7 @@ import torch
 from gossamer.errors import RunFailed
 from gossamer.faults import StartFrom
 from gossamer.learning.evaluate import Evaluator
-from gossamer.messages.tags import COUNTERS, Model, Traffic
+from gossamer.messages.tags import Model
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
@@ -31,6 +31,7 @@ from gossamer.runtime.events import EstimatedClock, EventLog
 from gossamer.runtime.outcome import Outcome, add_up, nothing_sent
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
+from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS, Checks
 from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.reports import TrafficReports
@@ -61,6 +62,7 @@ class Coordinator:
         opened = resources.enter_context
         selector = self._selector = opened(selectors.DefaultSelector())
         common = setup, folder, checkpoint, selector, self._take, self.show
+        self._checks = Checks(setup, checkpoint, local=isinstance(server, ForkServer))
         self._workers: Workers
         if isinstance(server, WorkerListener):
             refused = partial(self.record, None, "refused")
@@ -102,6 +104,8 @@ class Coordinator:
         try:
             reason = self._run()
             parameters, buffers = self._models()
+            if reason not in ("stopped", "diverged") and (missed := self._lifecycle.missed()) is not None:
+                reason, failure = "failed", missed
         except RunFailed as error:
             failure = error
         finally:
@@ -178,7 +182,9 @@ class Coordinator:
         self._lifecycle.start(time.monotonic())
         if self._resumed_from is not None:
             self._clock.update(max(self._resumed_from.times_s.values()), runs=False)
-            self._rows.resume(self._resumed_from, read_metrics(self._folder.path))
+            metrics = read_metrics(self._folder.path)
+            self._rows.resume(self._resumed_from, metrics)
+            self._checks.resume(metrics)
         while not self._lifecycle.up:
             self._wait()
         start = self._start = time.monotonic()
@@ -223,6 +229,10 @@ class Coordinator:
         rank, node, message = report.rank, self._lifecycle.nodes.get(report.rank), report.message
         if node is None or node.incarnation != report.incarnation or rank not in self._lifecycle.alive:
             return
+        self._checks.check(rank, message)
+        self._lifecycle.check(rank, message)
+        self._checkpoints.check(rank, message)
+        message = self._workers.keep(report)
         self._note(rank, message)
         self._lifecycle.take(rank, message, time.monotonic())
         if self._rows.target_met():
@@ -241,16 +251,16 @@ class Coordinator:
                 self._reports.take(rank, traffic, time_s, time.monotonic())
                 if self._start is not None:
                     self._clock.update(time_s)
-            case protocol.Row(moment=moment, row=row, model=model, view=view):
-                traffic = Traffic(**{name: row[name] for name in COUNTERS})
-                self._reports.take(rank, traffic, row["time_s"], time.monotonic())
-                row["network_bytes"] = self._reports.bytes_by(row["time_s"] - row["model_age_s"])
-                self._rows.graph(row["round"])
+            case protocol.Row(moment=moment, values=values, model=model, view=view):
+                self._reports.take(rank, message.traffic, values.time_s, time.monotonic())
+                network_bytes = self._reports.bytes_by(values.time_s - values.model_age_s)
+                self._rows.graph(values.round)
+                row = message.row(rank, network_bytes)
                 self._rows.row(moment, row, None if model is None else self._model(model), view)
                 if model is not None:
                     self._tell(rank, protocol.Note("read"))
             case protocol.Event(kind=kind, text=text):
-                self.record(rank, kind, text, show=False)
+                self._record_event(rank, kind, text)
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":
                     self._diverged = True
                     self._lifecycle.end("diverged")
@@ -307,6 +317,13 @@ class Coordinator:
         self._events.append(rank, event, text)
         if show:
             self.show(text or event)
+
+    def _record_event(self, rank: int, kind: str, text: str) -> None:
+        recorded = self._checks.records(rank)
+        if recorded is None:
+            self._events.append(rank, "left-out", f"only the first {MAX_EVENTS:,} of its events are recorded")
+        elif recorded:
+            self._events.append(rank, kind, text)
 
     def show(self, text: str) -> None:
         self._observer.say(text)

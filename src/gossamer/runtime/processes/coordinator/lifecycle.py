@@ -22,9 +22,20 @@ from gossamer.config import Processes
 from gossamer.errors import RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.node.rejoin import rejoin_round
+from gossamer.results.formatting import some
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.protocol import Find, Finish, Fork, Lost, Meet, Signal, Tell
+from gossamer.runtime.processes.protocol import (
+    Find,
+    Finish,
+    Fork,
+    Lost,
+    Meet,
+    Signal,
+    Tell,
+    Violation,
+    report_every_s,
+)
 from gossamer.runtime.recording import EARLY, end_is_due, ended_early
 from gossamer.runtime.setup import Setup
 
@@ -33,6 +44,11 @@ if TYPE_CHECKING:
 
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
+LAST_S = 3_600.0
+"""Seconds without a row, a file or a last model after which such nodes are killed, although they say that they are alive:
+a last evaluation may take long."""
+CHECK_SILENCE_S = 1.0
+"""Seconds between two checks for silent nodes."""
 REPORT_WAITS_S = 30.0
 """Seconds without a completed round after which the user is told, repeatedly, what nodes wait for."""
 
@@ -59,6 +75,10 @@ class NodeState:
     leaving: bool = False  # it was told to leave
     frozen: bool = False  # the schedule has stopped it
     arriving: bool = False  # it waits to be introduced
+    crashing: bool = False  # it has said that it kills itself
+    silent_s: float = (
+        0.0  # since it last did what is expected of it, as far as the coordinator was not busy itself
+    )
 
 
 class Lifecycle:
@@ -91,7 +111,15 @@ class Lifecycle:
         self.killed = False  # whether a process has ended without its last model
         self._began: float | None = None
         self._start_deadline = math.inf
-        self._now = self._last_message_at = self._last_progress_at = 0.0
+        self._now = self._last_message_at = self._last_result_at = self._last_progress_at = 0.0
+        self._silence_checked_at = 0.0
+        # A worker that is out of reach keeps its nodes for detection_s; many nodes report rarely.
+        self._longest_silence_s = max(
+            self._options.start_timeout_s,
+            experiment.failures.detection_s,
+            10 * report_every_s(experiment.nodes),
+        )
+        self._unplanned: dict[int, str] = {}  # why ranks were lost or unreachable, if no fault planned it
         self._initial_faults: list[FaultEvent] = []
         self._restarting: dict[int, StartFrom] = {}  # nodes to restart once their last process has ended
         self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is considered dead
@@ -125,7 +153,7 @@ class Lifecycle:
         return all(node.address for node in self.nodes.values())
 
     def begin(self, now: float) -> None:
-        self._now = self._began = self._last_progress_at = now
+        self._now = self._began = self._last_progress_at = self._silence_checked_at = now
         for rank, why in sorted(self.away.items()):
             self._tell_all(self._present(), Lost(rank, why))
             self._coordinator.record(rank, "absent", why)
@@ -164,8 +192,23 @@ class Lifecycle:
         for rank in [rank for rank in self._restarting if rank not in self.alive]:
             if self._has_room(rank):
                 self._start_node(rank, self._restarting.pop(rank))
+        self._check_silence()
         self._report_waits()
         self._check_end()
+
+    def _check_silence(self) -> None:
+        """A node that says nothing for too long has crashed, and so has one that does not end when it was killed, or does not
+        answer when a node is introduced. Silence is not counted by the clock: a coordinator that was itself stopped blames
+        no node."""
+        if (passed_s := self._now - self._silence_checked_at) < CHECK_SILENCE_S:
+            return
+        self._silence_checked_at = self._now
+        for node in [self.nodes[rank] for rank in sorted(self.alive)]:
+            node.silent_s += 0.0 if node.frozen else min(passed_s, 2 * CHECK_SILENCE_S)
+            if node.silent_s > self._longest_silence_s:
+                what = "was not up within" if node.address is None else "did not answer for"
+                self._coordinator.do(Signal(node.rank, signal.SIGKILL))
+                self._exited(node, f"it {what} {self._longest_silence_s:g} s (engine.start_timeout_s)")
 
     def end(self, reason: str) -> None:
         """End the run gracefully, for this reason: "time", "bytes", "target", "diverged" or "stopped"."""
@@ -177,11 +220,28 @@ class Lifecycle:
             self._exited(node, message.how)
             return
         self._last_message_at = now
+        if not (node.planned or rank in self._awaited):
+            node.silent_s = 0.0
+        if not isinstance(message, protocol.Progress):
+            self._last_result_at = now
         # A node that was considered dead, and is not about to leave, has sent a message.
         back = rank in self.away and node.met
         if back and not (node.arriving or node.leaving or node.planned):
             self._arrive(node)
         self._handle(node, message)
+
+    def check(self, rank: int, message: protocol.FromProcess) -> None:
+        """Raise Violation for a message that a node does not send in its state."""
+        node = self.nodes[rank]
+        match message:
+            case protocol.Row() | protocol.Done() | protocol.Crashing() if not node.met:
+                raise Violation(f"{type(message).__name__} of node {rank}, which does not take part yet")
+            case protocol.Row() | protocol.FinalModel() if node.final:
+                raise Violation(f"{type(message).__name__} of node {rank} after its last model")
+            case _ if node.crashing and not isinstance(message, protocol.Exited):
+                raise Violation(f"{type(message).__name__} of node {rank}, which had crashed")
+            case protocol.Crashing(number=number) if number >= len(self._at_rounds.get(rank, ())):
+                raise Violation(f"crash {number} of node {rank}, which is not planned")
 
     def _handle(self, node: NodeState, message: protocol.FromNode) -> None:
         match message:
@@ -196,8 +256,8 @@ class Lifecycle:
                 node.waits = waits
                 if (stop_s := self._experiment.stop.time_s) is not None and time_s >= stop_s:
                     self.end("time")
-            case protocol.Row(row=row):
-                self._completed(node, row["round"])
+            case protocol.Row(values=values):
+                self._completed(node, values.round)
             case protocol.Done(round=round):
                 node.done, node.round = True, round
                 if node.leaving:
@@ -213,11 +273,12 @@ class Lifecycle:
             case protocol.CurrentRound(rank=about, round=round):
                 if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
                     self._awaited.discard(node.rank)
+                    node.silent_s = 0.0
                     self._reported_rounds[node.rank] = round
                     self._introduce_next()
             case protocol.Crashing(number=number):
                 crash = self._at_rounds[node.rank].pop(number)
-                node.planned = True
+                node.planned = node.crashing = True
                 now_s = self._now - (self._began or self._now)
                 self._fault_queue.add(
                     FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
@@ -239,7 +300,7 @@ class Lifecycle:
 
     def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
         """After :class:`Over`: tell every node to end, with ``checkpoint`` as the last one if given."""
-        self._now = self._last_message_at = now
+        self._now = self._last_message_at = self._last_result_at = now
         self._ending = True
         nodes = [self.nodes[rank] for rank in self.awaited()]
         rounds = {node.rank: node.round for node in nodes if not (node.leaving and node.done)}
@@ -254,7 +315,8 @@ class Lifecycle:
     def over(self, now: float) -> bool:
         """Whether all awaited nodes have delivered their last model, or have been silent for too long."""
         waiting = [rank for rank in self.awaited() if not self.nodes[rank].final]
-        return not waiting or now > self._last_message_at + END_S
+        silent = now > self._last_message_at + END_S
+        return not waiting or silent or now > self._last_result_at + LAST_S
 
     def give_up(self) -> None:
         """Kill the nodes that did not end with the others. The others' outcome stands."""
@@ -271,6 +333,21 @@ class Lifecycle:
             for rank in sorted(self.alive)
             if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
         ]
+
+    def missed(self) -> RunFailed | None:
+        """The failure of a run in which nodes were lost or unreachable before they completed a round, which no fault had
+        planned."""
+        missed = [
+            rank
+            for rank, node in sorted(self.nodes.items())
+            if rank in self._unplanned and rank in self.away and not node.round and not node.planned
+            if self._setup.takes_part(rank, 0)
+        ]
+        if not missed:
+            return None
+        named = f"node{'s' * (len(missed) > 1)} {some([*map(str, missed)])}"
+        why = some([*dict.fromkeys(self._unplanned[rank] for rank in missed)])
+        return RunFailed(f"{named} completed no round: {why}", node=missed[0], round=0)
 
     def _report_waits(self) -> None:
         if self._now >= self._last_progress_at + REPORT_WAITS_S:
@@ -356,6 +433,8 @@ class Lifecycle:
         self.killed = True
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
         self._coordinator.record(node.rank, "lost", text, show=False)
+        if not node.planned:
+            self._unplanned[node.rank] = text
         if self._ending:
             return
         restart = self._options.restart == "always" and node.restarts < self._options.restart_limit
@@ -384,6 +463,7 @@ class Lifecycle:
             return
         if rank not in self.away:
             self._coordinator.record(node.rank, "unreachable", text)
+            self._unplanned[rank] = text
         if self._needs_all:
             raise RunFailed(text, node=node.rank)
         self._lose(rank, text, keep=True)
@@ -432,6 +512,7 @@ class Lifecycle:
             rejoin_round(rounds, earliest) if self._gathers else (earliest, dict.fromkeys(sorted(rounds), 0))
         )
         del self.away[node.rank]
+        self._unplanned.pop(node.rank, None)
         node.arriving = False
         for rank, why in sorted(self.away.items()):  # including nodes lost during the introduction
             self._tell(node.rank, Lost(rank, why))

@@ -10,7 +10,6 @@ to the first worker with room, in the order of joining."""
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import selectors
 import socket
@@ -18,7 +17,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +25,25 @@ import yaml
 from msgspec import structs
 
 from gossamer import files
-from gossamer.config import Experiment
-from gossamer.errors import RunFailed
+from gossamer.config import Experiment, Processes
+from gossamer.errors import BadInput, RecordError, RunFailed
 from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.results.formatting import some
+from gossamer.results.recorder import TIMELINE
+from gossamer.results.schema import TimelineRow
+from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol
-from gossamer.runtime.processes.channel import ChannelError, Session, keep_alive
+from gossamer.runtime.processes.channel import Session, keep_alive
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import ForkServer
-from gossamer.runtime.processes.protocol import Fork, FromWorker, NodeReport
+from gossamer.runtime.processes.protocol import Fork, FromProcess, FromWorker, NodeReport, Violation, line
 from gossamer.runtime.processes.security import issue
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
+SPARE_WORKERS = 256
+"""Workers that may join in addition to one for each node."""
 CLOSE_S = 5.0
 """Seconds for telling the workers that the run is over."""
 
@@ -51,6 +55,7 @@ class _Worker:
     name: str
     slots: int
     session: Session[FromWorker]
+    joined_at: float = field(default_factory=time.monotonic)
     ready: bool = False
     away: float | None = None  # since when it has been out of reach
 
@@ -110,45 +115,71 @@ class Workers(ABC):
                 return
             case protocol.Prepared():
                 worker.ready = True
+            case protocol.Refused() | protocol.Differs() if worker.ready:
+                raise Violation(f"{type(message).__name__} after it had prepared the run")
             case protocol.Refused(problems=problems):
                 raise RunFailed(f"{worker.name} can't run the experiment: {'; '.join(problems)}")
             case protocol.Differs(what=what):
                 self._refuse(worker, f"it has other code or data than the coordinator: {some(what)}")
-            case NodeReport(rank=rank) if self._at.get(rank) is worker:
+            case NodeReport(rank=rank) if self._at.get(rank) is not worker:
+                raise Violation(f"a message of node {rank}, which is not there")
+            case NodeReport(rank=rank):
                 model = getattr(message.message, "model", None)
                 if model is not None and len(model) != self._model_bytes:
-                    raise ChannelError(f"a model of {len(model)} bytes of node {rank}")
-                self._emit(self._keep(message))
+                    raise Violation(f"a model of {len(model)} bytes of node {rank}")
+                self._emit(message)
 
     def _refuse(self, worker: _Worker, why: str) -> None:
         """Go on without a worker that can't take part."""
         raise RunFailed(f"{worker.name} can't run the experiment: {why}")
 
-    def _keep(self, report: NodeReport) -> NodeReport:
-        """Write the files of a node, which may send only its own. Returns its report, with the error if a checkpoint
-        file can't be written."""
-        rank, name = report.rank, rf"node-{report.rank}\.safetensors"
+    def keep(self, report: NodeReport) -> FromProcess:
+        """Write the files that belong to a node's message. Returns the message, with the error if a checkpoint file can't
+        be written."""
+        rank, accepted = report.rank, ""
+        match report.message:
+            case protocol.FinalModel() | protocol.Exited():
+                accepted = f"segments/timeline-{rank}-{report.incarnation}.jsonl"
+            case protocol.Saved(number=None):
+                accepted = f"restart/node-{rank}.safetensors"
+            case protocol.Saved(number=number, error=None):
+                accepted = f"checkpoints/{number}/node-{rank}.safetensors"
         for path, data in report.files.items():
-            if not re.fullmatch(
-                rf"(checkpoints/\d+|restart)/{name}|segments/timeline-{rank}-\d+\.jsonl", path
-            ):
-                raise ChannelError(f"the file {path!r} of node {rank}")
+            if path != accepted:
+                raise Violation(f"the file {line(repr(path))} of node {rank}")
             target = self._folder.path / path
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with atomic(target) as temporary:
                     temporary.write_bytes(data)
+                    if not isinstance(report.message, protocol.Saved):
+                        self._check_timeline(rank, temporary)
             except OSError as error:
                 if not isinstance(saved := report.message, protocol.Saved):
-                    raise
-                return structs.replace(report, message=_unwritten(saved, error))
-        return report
+                    raise RecordError(target, error) from error
+                return _unwritten(saved, error)
+        return report.message
+
+    def _check_timeline(self, rank: int, path: Path) -> None:
+        """Refuse a timeline that could not be read at the end of the run, or is not of node ``rank``."""
+        options = self._setup.experiment.evaluation.timeline
+        ranks = () if options is None else options.ranks(self._nodes)
+        most = files.MAX_VALUES // (len(TIMELINE) * max(len(ranks), 1)) if rank in ranks else 0
+        try:
+            for number, row in enumerate(read_segment(path, run_id(self._folder.path), path.parent), 1):
+                if files.conforming(row, TimelineRow, f"row {number}")["node"] != rank or number > most:
+                    raise BadInput(
+                        f"row {number}, of node {row['node']}; accepted: {most:,} rows of node {rank}"
+                    )
+        except BadInput as error:
+            raise Violation(f"a timeline of node {rank} that can't be read: {line(str(error))}") from None
 
     # --- requests of the coordinator
 
     @abstractmethod
     def assemble(self, wait: Callable[[], None]) -> None:
-        """Assign a worker to each rank; calls ``wait`` until there are enough workers."""
+        """Assign a worker to each rank; calls ``wait`` until there are enough workers. RunFailed if one that has joined
+        is silent."""
 
     def has_room(self, rank: int) -> bool:
         return self._worker_of(rank) is not None
@@ -200,8 +231,11 @@ class LocalWorker(Workers):
         self._new("", "the fork server", self._nodes).session.attach(server.begin(), 0)
 
     def _disconnected(self, session_name: str, error: str | None) -> None:
-        if not self._closing:
-            raise RunFailed(f"the fork server died: {error or self._server.how_it_died()}")
+        if self._closing:
+            return
+        if error is not None:
+            raise RunFailed(f"the fork server sent {error}")
+        raise RunFailed(f"the fork server died: {self._server.how_it_died()}")
 
     def assemble(self, wait: Callable[[], None]) -> None:
         [worker] = self._workers.values()
@@ -248,6 +282,8 @@ class JoinedWorkers(Workers):
         self, join: protocol.JoinRequest, host: str, release: Callable[[], socket.socket]
     ) -> str | None:
         worker = self._workers.get(join.session)
+        if worker is None and len(self._workers) >= self._nodes + SPARE_WORKERS:
+            return f"{len(self._workers)} workers have joined, for {_counted(self._nodes, 'node')}"
         if worker is None and join.received:
             return "it belongs to another run, or was out of reach for too long; start it again"
         end = release()
@@ -262,7 +298,7 @@ class JoinedWorkers(Workers):
         welcome = protocol.Welcome(proof, worker.session.received, time.monotonic())
         try:
             worker.session.attach(end, join.received, welcome)
-        except ChannelError:
+        except Violation:
             end.close()
             raise
         worker.away = None
@@ -319,11 +355,21 @@ class JoinedWorkers(Workers):
                 self._say(text)
                 last_text = text
             wait()
+            self._check_silence()
         total, before = self._slots(), 0
         for worker in workers.values():
             before += worker.slots
             until = -(-self._nodes * before // total)  # rounded up: never more than its slots
             self._at |= dict.fromkeys(range(len(self._at), until), worker)
+
+    def _check_silence(self) -> None:
+        assert isinstance(self._setup.experiment.engine, Processes)
+        longest_s = self._setup.experiment.engine.start_timeout_s
+        for worker in self._workers.values():
+            if not worker.ready and time.monotonic() > worker.joined_at + longest_s:
+                raise RunFailed(
+                    f"{worker.name} was not ready within engine.start_timeout_s = {longest_s:g} s after it had joined"
+                )
 
     def _slots(self) -> int:
         return sum(worker.slots for worker in self._workers.values())

@@ -80,10 +80,10 @@ class NodeClock:
 
     def now(self) -> float:
         now = self._since if self._pauses else monotonic()
-        return now - self.start - self._paused_s
+        return max(now - self.start - self._paused_s, 0.0)  # another machine's start may still lie ahead
 
     def wall(self) -> float:
-        return monotonic() - self._wall_start
+        return max(monotonic() - self._wall_start, 0.0)
 
     @contextmanager
     def pause(self) -> Iterator[None]:

@@ -35,9 +35,6 @@ from gossamer.runtime.recording import BusySeconds, Moment, Usage, is_due, node_
 from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.2  # seconds between two reports of a node's progress
-ALIVE_S = 1.0  # seconds between two reports of what it waits for
-REPORTS_PER_SECOND = 256
-"""Most reports of waiting nodes per second: a thousand would keep a core busy."""
 TASKS_END_S = 5.0  # seconds that a node waits at its end for cancelled tasks
 LAST_SNAPSHOT_S = 20.0  # seconds for the last checkpoint, before nodes end without it
 MAX_UNREAD = 2  # models of a node that the coordinator has not read, before the node waits
@@ -280,7 +277,7 @@ class NodeProcess:
                 await self._wait_for_room()
                 snapshot = _raw(shown.model)
             view = None if node.node.view is None else list(node.node.view)
-            self._tell(protocol.Row(moment, row, snapshot, view))
+            self._tell(protocol.Row.of(moment, row, snapshot, view))
 
     def _shown(self) -> CompleteModel:
         """The model that a record shows of the node; at the end of a diverged run, the model as it is."""
@@ -319,7 +316,7 @@ class NodeProcess:
 
     async def _watch(self) -> None:
         """Tell the coordinator that this node is alive, and what it waits for."""
-        every_s = max(ALIVE_S, self._setup.experiment.nodes / REPORTS_PER_SECOND)
+        every_s = protocol.report_every_s(self._setup.experiment.nodes)
         while True:
             await asyncio.sleep(every_s)
             self._report()

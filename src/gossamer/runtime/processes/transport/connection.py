@@ -303,8 +303,10 @@ class Incoming(Connection):
             self._greet(event)
         elif isinstance(event, Arrived):
             assert self.peer is not None
-            number = self.decoder.expected - 1
-            message = Message(self.peer.rank, event.tag, event.payload, event.sent_at, number=number)
+            number, values = self.decoder.expected - 1, event.values
+            message = Message(
+                self.peer.rank, event.tag, event.payload, event.sent_at, number=number, values=values
+            )
             self._pass_on(partial(self._deliver, message), ends=True)
         else:
             self._pass_on(ends=True)

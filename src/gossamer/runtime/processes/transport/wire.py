@@ -139,6 +139,7 @@ class Arrived:
     tag: tuple[str | int, ...]
     sent_at: float
     payload: Payload
+    values: int  # those in the tag and in the containers of the payload
 
 
 class Credited(NamedTuple):
@@ -175,7 +176,7 @@ class _Message:
     def _read_head(self) -> None:
         self._tag, self._sent_at, self._structure = unpack_head(bytes(self._head))
         self._head = bytearray()  # it may hold megabytes, if the payload has bytes objects
-        specs = describe(self._structure)
+        specs, self._values = describe(self._structure)
         due = sum(spec.nbytes for spec in specs)
         if due != self._body:
             raise FrameError(f"{self._body} bytes after the head, but its tensors take {due}")
@@ -183,7 +184,8 @@ class _Message:
         self._targets.extend(raw(buffer) for buffer in self._buffers if buffer.nbytes)
 
     def arrived(self) -> Arrived:
-        return Arrived(self._tag, self._sent_at, decode(self._structure, self._buffers or ()))
+        payload = decode(self._structure, self._buffers or ())
+        return Arrived(self._tag, self._sent_at, payload, self._values + len(self._tag))
 
 
 def _allocate(spec: BufferSpec) -> Tensor:

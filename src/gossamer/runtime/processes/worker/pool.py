@@ -99,6 +99,8 @@ class ProcessPool:
             self._emit(NodeReport(rank, incarnation, message))
 
         def gone(why: str | None) -> None:
+            if why is not None:  # it may still run
+                os.kill(pid, signal.SIGKILL)
             how = self._remove_dead(rank)
             hear(protocol.Exited(how if why is None else f"it sent {why}"))
 

@@ -38,13 +38,21 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import (
     LARGEST_STRANGER,
     Channel,
-    ChannelError,
     Session,
     keep_alive,
     parse_address,
 )
 from gossamer.runtime.processes.node_process.host import ComputeResources
-from gossamer.runtime.processes.protocol import Finish, Fork, Job, NodeReport, Refused, Tell, Welcome
+from gossamer.runtime.processes.protocol import (
+    Finish,
+    Fork,
+    Job,
+    NodeReport,
+    Refused,
+    Tell,
+    Violation,
+    Welcome,
+)
 from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
 from gossamer.runtime.processes.system import check_supported, raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
@@ -86,7 +94,7 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
                 return tls, welcome
     except BaseException as error:
         end.close()
-        if isinstance(error, ChannelError):
+        if isinstance(error, Violation):
             raise RunFailed(f"{address} does not speak this version's protocol: {error}") from None
         raise
 
@@ -315,7 +323,7 @@ class JoinedWorker(Worker):
         for path, data in files.items():
             target = (self._path / path).resolve()
             if not target.is_relative_to(self._path.resolve()):
-                raise ChannelError(f"the file {path!r}")
+                raise Violation(f"the file {path!r}")
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
 

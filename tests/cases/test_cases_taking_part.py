@@ -1,0 +1,95 @@
+"""A run that a node never took part in is not done; one whose nodes are slow, idle or not drawn is (open.md, O23)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gossamer
+from gossamer import Experiment, RunFailed, load_run
+
+DIES = """
+import os
+
+from gossamer.algorithms import DPSGD
+
+
+class Dies(DPSGD):
+    at: int
+
+    async def run(self, node):
+        async for r in node.rounds():
+            if node.rank == 2 and r == self.at:
+                os._exit(3)
+            await node.train(1)
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.parameters, tag=r)
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+"""
+
+
+def described(**changes: Any) -> Experiment:
+    fields: dict[str, Any] = {
+        "nodes": 3,
+        "task": {"name": "least-squares", "features": 3, "samples": 32},
+        "topology": "complete",
+        "algorithm": "d-psgd",
+        "gather": {"lost_peer": "skip", "timeout_s": 5.0},
+        "evaluation": {"every_rounds": 1},
+        "stop": {"rounds": 3},
+        "engine": {"name": "processes", "trainer": "sequential"},
+    }
+    return Experiment.of({**fields, **changes})
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_node_that_dies_before_it_completed_a_round_fails_the_run(
+    at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a later round, the rules for lost peers decide."""
+    (tmp_path / "dies.py").write_text(DIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = described(algorithm={"name": "dies:Dies", "at": at})
+    if at:
+        assert gossamer.run(experiment, tmp_path / "runs").status == "done"
+        return
+    text = "^node 2 completed no round: node 2 died in round 0: exit code 3$"
+    with pytest.raises(RunFailed, match=text) as failed:
+        gossamer.run(experiment, tmp_path / "runs")
+    assert failed.value.folder is not None
+    run = load_run(failed.value.folder)
+    assert run.status == "failed"
+    assert run.metrics.filter(round=3)["node"].sort().to_list() == [-1, 0, 1]  # what the others did is kept
+
+
+def test_absence_that_a_fault_planned_is_no_failure(tmp_path: Path) -> None:
+    crash = {"name": "crash", "nodes": [2], "at_s": 0.0}
+    assert gossamer.run(described(faults=[crash]), tmp_path).status == "done"
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["gossip-learning", {"name": "divshare", "fraction": 0.5, "recipients": 2}]
+)
+def test_slow_nodes_are_no_failure(algorithm: Any, tmp_path: Path) -> None:
+    """Heavy-tailed speeds, as measured on phones: some nodes complete no round."""
+    factors = (np.random.default_rng(0).pareto(1.0, 20) + 1).tolist()
+    run = gossamer.run(
+        described(
+            nodes=20,
+            topology={"name": "random-regular", "degree": 4},
+            algorithm=algorithm,
+            compute={"name": "per-node", "factors": factors},
+            task={"name": "least-squares", "features": 3, "samples": 80},
+            gather={},
+            evaluation={"every_s": 0.05},
+            stop={"time_s": 0.1, "rounds": 100_000},
+            engine="simulate",
+        ),
+        tmp_path,
+    )
+    assert run.status == "done"
+    slowest = run.metrics.filter(node=factors.index(max(factors)))
+    assert slowest["round"].max() == 0
