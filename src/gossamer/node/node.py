@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ROW_COLUMNS = {field.name for field in fields(Traffic)} | {
+ROW_COLUMNS = {field.name for field in fields(Traffic)} | {
     *("node", "round", "step", "time_s", "wall_s", "model_age_s", "network_bytes", "moment"),
     *("train_loss", "test_loss", "consensus_distance"),
     *("staleness_s", "staleness_max_s", "idle_share", "uplink_share", "downlink_share"),
@@ -563,7 +563,7 @@ class Node:
         """Put values into columns of the node's next recorded row. TypeError for a value that can't be
         recorded, ValueError for a name that is no identifier, or that of a column that every row has, or that begins with an
         evaluation set's name and ``_``, as the columns of its metrics do."""
-        if fixed := _ROW_COLUMNS & values.keys():
+        if fixed := ROW_COLUMNS & values.keys():
             raise ValueError(f"node.record: {min(fixed)}: every row has this column; accepted: another name")
         for name, value in values.items():
             if name.startswith(self._setup.set_prefixes):
