@@ -39,8 +39,8 @@ from apart import answer
 from figures import Row, report
 from gossamer import Experiment, run
 from gossamer.cores import cores
+from gossamer.process_memory import private_bytes
 from gossamer.results.observer import Observer
-from gossamer.runtime.memory import private_bytes
 from machine import plain_steps
 
 NODES = (8, 16, 32, 48)

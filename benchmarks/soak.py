@@ -34,7 +34,7 @@ import numpy as np
 import psutil
 
 from gossamer import Experiment, Run, run
-from gossamer.runtime.memory import private_bytes
+from gossamer.process_memory import private_bytes
 from machine import describe
 from simulated import measure
 

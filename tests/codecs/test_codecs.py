@@ -431,7 +431,9 @@ def test_broadcast_is_encoded_once_and_shared_by_its_receivers(tmp_path: Path, w
         described(Counting(number=number), 3, topology="complete", wrappers=wrappers), tmp_path
     )
     both = [(kind, rank, r) for kind in ("decode", "encode") for rank in range(4) for r in range(3)]
-    assert sorted(_calls[number]) == both
+    trial = [("encode", 0, 0), ("decode", 0, 0)]
+    assert _calls[number][:2] == trial
+    assert sorted(_calls[number][2:]) == both
     torch.testing.assert_close(
         bits(run), bits(gossamer.run(described(None, 3, topology="complete"), tmp_path / "plain"))
     )
@@ -453,7 +455,8 @@ def test_model_sent_twice_in_a_round_is_encoded_once(tmp_path: Path) -> None:
         node.broadcast(node.peers(), [node.model, -node.model], "more")
 
     play(tmp_path, script, 3, codec=Counting(number=number))
-    assert [call for call in _calls[number] if call[1] == 0] == [("encode", 0, 0)] * 3
+    after_the_trial = _calls[number][2:]
+    assert [call for call in after_the_trial if call[1] == 0] == [("encode", 0, 0)] * 3
 
 
 def test_bare_vectors_as_long_as_a_model_are_refused_with_a_codec(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_metric_exception_is_attributed_to_the_evaluated_node(
 @pytest.mark.parametrize("engine", ["simulate", "processes"])
 def test_wrapper_exception_is_attributed_to_the_receiver(tmp_path: Path, engine: str) -> None:
     with pytest.raises(
-        RunFailed, match=r"node 2 failed in round \d: UnicodeError: it is all Greek"
+        RunFailed, match=r"node 2 failed in round \d: .*UnicodeError: it is all Greek"
     ) as caught:
         play(
             tmp_path,
@@ -275,7 +275,7 @@ def test_others_finish_without_a_killed_node(tmp_path: Path) -> None:
 
 def test_node_that_cannot_start_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        RunFailed, match=r"node \d failed at start: ConnectionError: the licence server is down"
+        RunFailed, match=r"node \d failed at start: .*ConnectionError: the licence server is down"
     ) as caught:
         play(
             tmp_path,

@@ -225,7 +225,7 @@ def test_churn_is_read_from_a_file(tmp_path: Path) -> None:
     ("lines", "reason"),
     [
         (["1,9,crash"], "node: node 9 of 8 nodes; accepted: ranks 0 to 7"),
-        (["1,0.5,crash"], "failed in column 'node'"),
+        (["1,0.5,crash"], "column 'node': '0.5'; accepted: whole numbers"),
         (["2,0,crash", "1,0,join"], "accepted: ascending times"),
         (["1,0,explode"], "'explode' of node 0 at 1 s; accepted: crash or join or leave"),
         (["1,0,crash", "2,0,leave"], "'leave' of node 0 at 2 s; accepted: join"),

@@ -63,12 +63,12 @@ def tried_measures(
         measures = Measures.of(task)
         for name, pair in sets.items():
             every = torch.arange(len(pair[1]))
-            _evaluate_few(module, measures, pair, every, [len(every)], f"the evaluation set {name!r}")
+            _evaluate_few(module, measures, pair, every, [len(every)], f"the evaluation set {name!r}", key)
         drawn_for = [targets for _, targets in sets.values()]
         if own:
             every = torch.from_numpy(np.concatenate(own))
             _evaluate_few(
-                module, measures, task.train, every, [*map(len, own)], "the nodes' own test samples"
+                module, measures, task.train, every, [*map(len, own)], "the nodes' own test samples", key
             )
             drawn_for.append(task.train[1][every])
         x, y = _few(sets["test"], MODEL_SAMPLES)
@@ -139,9 +139,11 @@ def _evaluate_few(
     samples: Int[Tensor, " samples"],
     sizes: Sequence[int],
     where: str,
+    seed: int,
 ) -> None:
     """Compute outputs and means for the smallest batch in which sets of these sizes are evaluated, and for one of usual size:
-    some of the ``samples``, with the highest and the lowest target, since more of them show no more."""
+    some of the ``samples``, with the highest and the lowest target, since more of them show no more. ``seed`` sets the global
+    generators before each measure."""
     targets = pair[1][samples]
     few = min(MODEL_SAMPLES, len(samples))
     while few in targets.shape[1:] and few > 1:  # by chance, what is meant for another axis would fit
@@ -155,6 +157,7 @@ def _evaluate_few(
             outputs = scores(module, x)
         for name, measure in measures.means.items():
             field, accepted = part(name), partial(_fitting, name, outputs, y, where)
+            _seed_all(seed)
             with refusing(field, accepted, outputs=outputs, targets=y):
                 value = measured(name, measure, outputs, y)
             if isinstance(measure, RootMean) and value < 0:
