@@ -103,28 +103,32 @@ def failure_of(
         generators_restored(device),
         drawing_from(key, device),
     ):
+        given = _Given(task, optimizer, layout, device, count, seed, smallest)
         try:
-            proof = _tried_plainly(task, optimizer, layout, device, count, seed, smallest)
+            proof = _tried_plainly(given)
         except BadInput:
             if smallest is None or len(smallest.samples) <= count:
                 raise
             # Such a small batch may be none of the run.
-            count = len(smallest.samples)
-            proof = _tried_plainly(task, optimizer, layout, device, count, seed, smallest)
+            proof = _tried_plainly(given._replace(batch=len(smallest.samples)))
         return None if name == SequentialTrainer.name else proof.failure_of(name)
 
 
-def _tried_plainly(
-    task: Task,
-    optimizer: Optimizer,
-    layout: Layout,
-    device: str,
-    batch: int,
-    seed: int,
-    smallest: SmallestBatch | None,
-) -> _Proof:
+class _Given(NamedTuple):
+    """What a proof is about."""
+
+    task: Task
+    optimizer: Optimizer
+    layout: Layout
+    device: str
+    batch: int  # samples in a batch of the three nodes
+    seed: int
+    smallest: SmallestBatch | None
+
+
+def _tried_plainly(given: _Given) -> _Proof:
     with refusing("task.model"):
-        proof = _Proof(task, optimizer, layout, device, batch, seed, smallest)
+        proof = _Proof(given)
     proof.take_plain_steps()
     return proof
 
@@ -132,17 +136,9 @@ def _tried_plainly(
 class _Proof:
     """Three nodes with unequal models and batches, and their steps. The first batches have the highest and lowest target."""
 
-    def __init__(
-        self,
-        task: Task,
-        optimizer: Optimizer,
-        layout: Layout,
-        device: str,
-        batch: int,
-        seed: int,
-        smallest: SmallestBatch | None = None,
-    ) -> None:
-        self._given = task, optimizer, layout, device, batch, seed
+    def __init__(self, given: _Given) -> None:
+        self._given = given
+        task, optimizer, layout, device, batch, seed, smallest = given
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
@@ -284,9 +280,8 @@ class _Proof:
 
     def _repeats_with(self, field: str, value: Any) -> bool:
         """Whether the first step repeats if the task has another augmentation or loss."""
-        task, optimizer, layout, device, batch, seed = self._given
-        other = _Proof(replace(task, **{field: value}), optimizer, layout, device, batch, seed)
-        return other._repeated_step() is not None
+        task = replace(self._given.task, **{field: value})
+        return _Proof(self._given._replace(task=task, smallest=None))._repeated_step() is not None
 
     def _check_update(self, first: TrainResult) -> None:
         """Refuse an update that changes nothing, or whose random numbers no run repeats."""
