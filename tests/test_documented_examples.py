@@ -108,7 +108,7 @@ def examples(tmp_path: Path) -> Iterator[None]:
         ("algorithm.name=mine:PushGossip", 40, 0.3),
         ("task.name=mine:circles", 20, 0.7),
         ("task.name=shapes:Shapes", 40, 0.7),
-        ("codec=mine_codec:Signs", 60, 0.6),
+        pytest.param("codec=mine_codec:Signs", 60, 0.6, marks=pytest.mark.slow),
         ("algorithm=asking:Ask", 60, 0.3),
     ],
 )

@@ -160,6 +160,7 @@ def test_status_fits_into_reserved_space(disk: Disk) -> None:
     assert len(run.error) == 2000
 
 
+@pytest.mark.slow
 def test_sweep_on_full_disk_fails_and_can_be_retried(disk: Disk, tmp_path: Path) -> None:
     out = disk("size=48k")
     file = tmp_path / "sweep.yaml"

@@ -113,6 +113,7 @@ def test_models_match_numpy(tmp_path: Path, options: dict[str, Any], until: floa
     assert np.abs(expected - other).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_wait_free_node_does_not_wait_for_averaging(tmp_path: Path) -> None:
     slow = [[10 * seconds for seconds in row] for row in LATENCY]
     rounds, questions = {}, {}

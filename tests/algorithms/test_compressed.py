@@ -132,7 +132,7 @@ DIFFERENCES: list[Any] = [
 @pytest.mark.parametrize(
     "codec",
     [
-        pytest.param(codec, marks=[] if number in (0, 1, 7) else pytest.mark.slow)
+        pytest.param(codec, marks=[] if number == 1 else pytest.mark.slow)
         for number, codec in enumerate(DIFFERENCES)
     ],
     ids=str,
@@ -149,6 +149,7 @@ def test_choco_reaches_consensus_despite_lossy_messages(codec: Any, tmp_path: Pa
     assert np.abs(X - X.mean(0)).max() < 0.05 * np.abs(start - start.mean(0)).max()
 
 
+@pytest.mark.slow
 def test_beer_reaches_the_optimum_where_choco_stalls(tmp_path: Path) -> None:
     distances = {}
     for name, gamma in (("beer", 0.3), ("choco-sgd", 0.6)):

@@ -146,6 +146,7 @@ cells:
 """
 
 
+@pytest.mark.slow
 def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "spread.yaml").write_text(SWEEP)
     assert cli("sweep", "spread.yaml", "--jobs", "1", "--quiet")[0] == 0

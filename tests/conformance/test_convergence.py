@@ -89,10 +89,15 @@ HETEROGENEOUS: dict[str, Any] = {
     ("algorithm", "expected"),
     [
         ({"name": "d2", "exact_diffusion": True}, partial(reference.d2, W=(RING + np.eye(6)) / 2)),
-        ({"name": "gradient-tracking"}, partial(reference.gradient_tracking, W=RING)),
-        (
+        pytest.param(
+            {"name": "gradient-tracking"},
+            partial(reference.gradient_tracking, W=RING),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {"name": "gradient-tracking", "variant": "diging"},
             partial(reference.gradient_tracking, W=RING, step_first=False),
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["d2", "dsgt", "diging"],

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pytest
 from polars.testing import assert_frame_equal
 
 import gossamer
@@ -46,6 +47,7 @@ def told(run: Run) -> list[int]:
     return [int(count) for count in last["told"]]
 
 
+@pytest.mark.slow
 def test_threshold_decides_the_traffic(tmp_path: Path) -> None:
     batched = {"name": "simulate", "trainer": "batched"}
     counts = {

@@ -146,7 +146,9 @@ def test_malformed_message_is_refused_once(setting: str, tmp_path: Path) -> None
     assert dict(counts.select("node", "messages_refused").iter_rows()) == {0: 6, 1: 6, 2: 6, 3: 0}
 
 
-@pytest.mark.parametrize("setting", ["synchronous", "questions", "codec", "secure"])
+@pytest.mark.parametrize(
+    "setting", ["synchronous", "questions", "codec", pytest.param("secure", marks=pytest.mark.slow)]
+)
 def test_processes_go_on_without_malformed_messages(setting: str, tmp_path: Path) -> None:
     """Every kind in one run, which loses only the messages of the peer, not the peer."""
     bad, rounds = BAD.get(setting, 3), 2 + len(KINDS)

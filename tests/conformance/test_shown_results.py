@@ -31,6 +31,7 @@ def by_rounds(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str],
     return {cell: gossamer.run(one.experiment, out) for cell, one in zip(CELLS, first, strict=True)}
 
 
+@pytest.mark.slow
 def test_at_equal_rounds_differences_have_the_same_bits_under_both_networks(
     by_rounds: dict[tuple[str, str], Run],
 ) -> None:
@@ -75,6 +76,7 @@ def on_grid(out: Path, **evaluation: Any) -> Run:
     return gossamer.run(described.override(evaluation={"samples": None, **evaluation}), out)
 
 
+@pytest.mark.slow
 def test_time_to_a_level_depends_on_the_grid_by_at_most_one_step_of_it(tmp_path: Path) -> None:
     right = on_grid(tmp_path, every_rounds=1)
     grids = {every_s: on_grid(tmp_path, every_s=every_s) for every_s in (0.2, 0.5, 0.13)}

@@ -115,6 +115,7 @@ def test_budget_counts_what_clients_have_sent(tmp_path: Path) -> None:
     assert counted(per_node)["bytes_sent"] == counted(run)["bytes_sent"]
 
 
+@pytest.mark.slow
 def test_nodes_that_have_finished_keep_answering(tmp_path: Path) -> None:
     """AD-PSGD with a straggler: eight nodes of 50 rounds, in each of which one asks and one answers, 400 messages or less
     if a node finds no partner; the last rows of the fast nodes do not have what they answer to the straggler."""
@@ -274,7 +275,7 @@ def observed(simulation: Simulation) -> tuple[int, int]:
     )
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2))])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_categories_add_up_to_the_messages_that_exist(name: str, number: int, tmp_path: Path) -> None:
     """What the counters leave over is what lies in mailboxes and is under way: nothing is forgotten or counted twice.

@@ -153,6 +153,7 @@ def refused(task: Task, metrics: dict[str, Any], seed: int) -> set[str]:
         return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], [y], seed))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_no_fresh_model_lets_a_wrong_metric_through() -> None:
     for seed in range(200):

@@ -80,6 +80,7 @@ def test_page_has_claims_results_and_verdicts(tmp_path: Path, cli: Cli) -> None:
     assert all(f"figures/{name}" in page for name in figures if name.endswith(".png"))
 
 
+@pytest.mark.slow
 def test_output_names_reproduction_and_full_page_path(tmp_path: Path, cli: Cli) -> None:
     out = f"{'a-long-name-of-a-folder' * 4}/runs"
     code, printed, err = cli("reproduce", str(written(tmp_path)), "--out", out)
@@ -88,6 +89,7 @@ def test_output_names_reproduction_and_full_page_path(tmp_path: Path, cli: Cli) 
     assert printed.splitlines()[-1] == f"{out}/steps/reproduction.md"
 
 
+@pytest.mark.slow
 def test_finished_runs_are_skipped_and_sizes_have_own_folders(tmp_path: Path, cli: Cli) -> None:
     file = written(tmp_path)
     for _ in range(2):
@@ -99,6 +101,7 @@ def test_finished_runs_are_skipped_and_sizes_have_own_folders(tmp_path: Path, cl
     assert (full.name, full.seeds, full.planned[0].experiment.nodes) == ("steps-full", (1, 2, 3, 4), 8)
 
 
+@pytest.mark.slow
 def test_small_size_states_undecidable_claims(tmp_path: Path, cli: Cli) -> None:
     claims = [{**FILE["reproduction"]["claims"][0], "small": False}]
     code, out, _ = cli("reproduce", str(written(tmp_path, claims=claims)), "--small", "--json")

@@ -35,6 +35,7 @@ def runs(tmp_path: Path) -> list[Run]:
     return [synthetic(tmp_path / "runs", nodes=4, rounds=(0, 10), seed=seed, named=named) for seed in (1, 2)]
 
 
+@pytest.mark.slow
 def test_reports_show_metrics_of_any_name(cli: Cli, runs: list[Run], tmp_path: Path) -> None:
     level = runs[0].metrics.filter(node=0, round=10)["test_accuracy"][0] / 2
     for name in NAMES:

@@ -281,6 +281,7 @@ def test_default_axis_suits_all_runs(tmp_path: Path) -> None:
     assert [page_data(runs)["axis"] for runs in ([plain], [plain, own_pace])] == ["round", "time_s"]
 
 
+@pytest.mark.slow
 def test_page_of_many_runs_is_under_a_megabyte(tmp_path: Path) -> None:
     runs = [synthetic(tmp_path, nodes=40, rounds=range(120), seed=seed, changing=True) for seed in range(6)]
     assert len(render(runs).encode()) < 1_000_000

@@ -619,6 +619,7 @@ def by_hand(run: Run, level: float) -> tuple[float, float]:
     raise AssertionError("the level is never reached")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_straggler_does_not_double_the_time_to_a_level(gossip: dict[str, Run]) -> None:
     each, tenth, grid = (gossip[name] for name in ("each", "tenth", "grid"))

@@ -302,7 +302,9 @@ ASYNCHRONOUS = {
 
 @pytest.mark.parametrize("algorithm", ["d-psgd", "swift", "gossip-learning", "ad-psgd", "divshare"])
 @pytest.mark.parametrize("of", ["round", "mixed"])
-@pytest.mark.parametrize("stop", [{"time_s": 2.0}, {"time_s": 2.0, "bytes": 600e3}])
+@pytest.mark.parametrize(
+    "stop", [{"time_s": 2.0}, pytest.param({"time_s": 2.0, "bytes": 600e3}, marks=pytest.mark.slow)]
+)
 def test_instants_show_the_values_of_complete_rounds(
     tmp_path: Path, algorithm: str, of: str, stop: dict[str, float]
 ) -> None:

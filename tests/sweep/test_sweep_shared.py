@@ -190,6 +190,7 @@ def test_table_has_the_end_of_a_run_that_ends_while_it_is_written(
     check_done_once(sweep)
 
 
+@pytest.mark.slow
 def test_shares_of_an_array_are_disjoint_and_complete(tmp_path: Path, cli: Cli) -> None:
     cells = {"a": {}, "b": {"batch_size": 4}, "same": {}}
     sweep = make_sweep(tmp_path / "runs", base={**TINY, "name": "small"}, seeds=3, cells=cells)

@@ -163,6 +163,7 @@ def test_equal_values_have_zero_width_interval() -> None:
     assert intervals.select("mean", "low", "high").row(0) == (0.9, 0.9, 0.9)
 
 
+@pytest.mark.slow
 def test_report_and_sweep_count_the_same_runs(tmp_path: Path, cli: Cli) -> None:
     sweep = make_sweep(
         tmp_path / "runs", seeds=3, cells={"a": {}, "b": {"optimizer.lr": 0.01}, "c": {"batch_size": 4}}

@@ -386,6 +386,7 @@ def test_run_fails_if_its_executor_cannot_start_workers(tmp_path: Path) -> None:
         gossamer.run(experiment(), tmp_path, listen=listen)
 
 
+@pytest.mark.slow
 def test_executor_worker_does_not_wait_for_an_ended_run() -> None:
     start = time.monotonic()
     assert worker_main(f"127.0.0.1:{free_port()}", TOKEN, 1) == 1
