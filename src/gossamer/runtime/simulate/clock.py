@@ -11,13 +11,16 @@ import asyncio
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from enum import IntEnum
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from gossamer.errors import Deadlock, RunFailed
+from gossamer.node.waiting import NodeTask, Slot
+
+T = TypeVar("T")
 
 NS = 1_000_000_000
 NEVER_NS = 2**62  # an instant that never comes, after 146 years: no event happens then or later
@@ -75,6 +78,12 @@ class Clock:
 
     def now(self) -> float:
         return self.now_ns / NS
+
+    def slot(self) -> Slot:
+        return asyncio.get_running_loop().create_future()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
+        return asyncio.get_running_loop().create_task(coroutine)
 
     def at(
         self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False

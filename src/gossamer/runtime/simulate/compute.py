@@ -20,6 +20,7 @@ from gossamer.learning.measures import MetricValues
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
+from gossamer.node.waiting import Slot
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
 from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
@@ -32,7 +33,7 @@ Execute = Callable[[ComputationKind, Sequence[Any]], list[Any]]  # runs jobs of 
 @dataclass(eq=False, slots=True)
 class _Queued:
     computation: Computation
-    future: asyncio.Future[Any]
+    slot: Slot
     due: ClockEvent | None = None
     start_ns: int = 0
     result: Any = _PENDING
@@ -62,13 +63,13 @@ class Compute:
 
     async def submit(self, computation: Computation) -> Any:
         """Queue a computation at its node. Returns the result of ``commit`` at the due instant."""
-        entry = _Queued(computation, asyncio.get_running_loop().create_future())
+        entry = _Queued(computation, self._clock.slot())
         queue = self._queues[computation.rank]
         queue.append(entry)
         if len(queue) == 1:
             self._start(queue)
         try:
-            return await entry.future
+            return await entry.slot
         except asyncio.CancelledError:
             self._cancel(entry)
             raise
@@ -83,7 +84,7 @@ class Compute:
                 entry.due = self._clock.after(seconds, Order.COMMIT, rank, partial(self._due, entry))
             except Exception as error:  # noqa: BLE001 - a user's profile may raise anything; the node reports it
                 queue.popleft()
-                entry.future.set_exception(error)
+                entry.slot.set_exception(error)
             else:
                 self._under_way[entry.computation.kind][rank] = entry
                 break
@@ -128,9 +129,9 @@ class Compute:
         try:
             if isinstance(entry.result, Exception):
                 raise entry.result
-            entry.future.set_result(entry.computation.commit(entry.result))
+            entry.slot.set_result(entry.computation.commit(entry.result))
         except Exception as error:  # noqa: BLE001 - the author's code; raised where it is awaited
-            entry.future.set_exception(error)
+            entry.slot.set_exception(error)
 
     def _flush(self, kind: ComputationKind) -> None:
         """Compute all running computations of a kind, which are the first ones in the nodes' queues. They are

@@ -196,7 +196,7 @@ class FaultRunner:
 
     def _thaw(self, rank: int) -> None:
         host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} continues"
-        if host.thawed is None:
+        if not host.frozen:
             return
         if rank in self._lost:
             first = self._meet(node, node.round + 1, restarted=False)

@@ -16,6 +16,7 @@ from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.setup import Presence
+from gossamer.node.waiting import Slot, resolve
 from gossamer.randomness import generator
 from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import describe_failure
@@ -62,6 +63,7 @@ class SimHost:
         self._instant_ns, self._rounds = -1, 0
         # Methods that don't depend on the node are bound once, which saves a call each time.
         self.now, self.network_bytes = context.clock.now, context.links.network_bytes
+        self.slot, self.spawn = context.clock.slot, context.clock.spawn
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
         self._submit = context.compute.submit
         self.compute: Callable[[Computation], Awaitable[Any]] = self._submit
@@ -119,7 +121,7 @@ class FaultyHost(SimHost):
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
         done: whether the node has noticed that it leaves, so that its rounds are over.
-        thawed: a future that is done when the node thaws; None while it is not frozen."""
+        frozen: whether everything that would happen to the node is held back."""
 
     def __init__(
         self, context: SimContext, rank: int, round_ended: Callable[[int], None], presence: SimPresence
@@ -127,26 +129,32 @@ class FaultyHost(SimHost):
         super().__init__(context, rank, round_ended)
         self.presence, self.lost, self._freezes = presence, presence.lost, context.setup.faults.freezes
         self.dead = self.leaving = self.done = False
-        self.thawed: asyncio.Future[None] | None = None
+        self.frozen = False
+        self._waiting: list[Slot] = []  # of tasks that wait until the node thaws
         self.compute = self._compute_alive  # an override would be hidden by the bound method
         self._held: list[Callable[[], None]] = []  # calls that wait until the node thaws
 
     def freeze(self) -> None:
         """Hold back everything that would happen to the node."""
-        self.thawed = asyncio.get_running_loop().create_future()
+        self.frozen = True
 
     def thaw(self) -> None:
         """Let the node continue. First, the calls that were held back are made, in order."""
-        assert self.thawed is not None
-        self.thawed.set_result(None)
-        self.thawed = None
+        waiting, self._waiting, self.frozen = self._waiting, [], False
+        for slot in waiting:
+            resolve(slot)
         held, self._held = self._held, []
         for call in held:
             self.happen(call)
 
+    def thaws(self) -> Slot:
+        """A new slot that is done when the node thaws."""
+        self._waiting.append(slot := self.slot())
+        return slot
+
     def happen(self, call: Callable[[], None]) -> None:
         """Make a call on the node's behalf once it is not frozen, or never if it is dead by then."""
-        if self.thawed is not None:
+        if self.frozen:
             self._held.append(call)
         elif not self.dead:
             call()
@@ -191,11 +199,11 @@ class _HeldSending(Sending):
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from self._sending.__await__()
-        while self._host.thawed is not None:
-            yield from asyncio.shield(self._host.thawed).__await__()
+        while self._host.frozen:
+            yield from self._host.thaws().__await__()
 
     def done(self) -> bool:
-        return self._sending.done() and self._host.thawed is None
+        return self._sending.done() and not self._host.frozen
 
     def cancel(self) -> bool:
         return self._sending.cancel()

@@ -5,7 +5,6 @@ depends on the sharing: see :mod:`fifo` and :mod:`fair`. Sizes are those of the 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -22,6 +21,7 @@ from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.network.network import checked_changes
+from gossamer.node.waiting import Slot, resolve
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, ClockEvent, Order, to_ns
 from gossamer.runtime.simulate.sent import SentBytes
 
@@ -50,18 +50,18 @@ class Transfer(Sending):
     lost: bool = False  # by the network
     cancelled: bool = False  # by its sender
     accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
-    waiters: list[asyncio.Future[None]] | None = None
+    waiters: list[Slot] | None = None
     wake: ClockEvent | None = None
 
     def __await__(self) -> Generator[Any, None, None]:
         # A message that the network loses is accepted when it has left.
         if self.done():
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters = [*(self.waiters or ()), future]
+        slot = self.links.clock.slot()
+        self.waiters = [*(self.waiters or ()), slot]
         if self.accepted_ns is not None:
             self.accept_at(self.accepted_ns)
-        yield from future
+        yield from slot.__await__()
 
     def done(self) -> bool:
         accepted_ns = self.accepted_ns
@@ -80,8 +80,8 @@ class Transfer(Sending):
             self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
 
     def accept(self) -> None:
-        for future in self.waiters or ():
-            _resolve(future)
+        for slot in self.waiters or ():
+            resolve(slot)
         self.waiters = None
 
 
@@ -93,20 +93,15 @@ class Sent(Sending):
 
     def __await__(self) -> Generator[Any, None, None]:
         if not self.done():
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
-            yield from future
+            slot = self._clock.slot()
+            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(resolve, slot))
+            yield from slot.__await__()
 
     def done(self) -> bool:
         return self._accepted_ns <= self._clock.now_ns
 
     def cancel(self) -> bool:
         return False
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 def duration_ns(size: float, bytes_per_second: float) -> int:

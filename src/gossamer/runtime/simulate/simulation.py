@@ -248,7 +248,7 @@ class Simulation:
         context, loop = self._context, VirtualLoop(self._clock)
         self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
         ending = ending_signals(lambda: self._tasks.finish("stopped"), self._observer.say)
-        with ending, unawaited_calls_fail(self.nodes):
+        with ending, unawaited_calls_fail():
             try:
                 self._build()
                 self._observer.start(self._setup.description())
