@@ -179,7 +179,7 @@ class OwnModel:
     async def encoded(self) -> None:
         """Wait until all encoding so far has taken its time."""
         if self.encoding is not None:
-            await all_ended(self._host, (self.encoding,))
+            await all_ended(self._host.slot, (self.encoding,))
 
     async def encode(self, step: int, steps: float) -> None:
         """Spend the time of some local steps on encoding that a codec has done."""

@@ -89,7 +89,7 @@ class Outbox:
         tag: tuple[str | int, ...],
     ) -> None:
         if previous is not None:
-            await all_ended(self._runtime.host, (previous,))
+            await all_ended(self._runtime.host.slot, (previous,))
         if steps:
             await self._runtime.own.encode(self._runtime.node.step, steps)
         waiting = [rank for rank, sending in late.items() if not sending.done()]

@@ -48,6 +48,7 @@ class NodeRuntime:
         columns: values for the node's next recorded row.
         newcomer_models: gives the node's model to newcomers, if there may be any.
         secure: hides models in sums and encodes them, if the experiment uses secure aggregation.
+        tasks: the tasks of this node that have not ended.
         counts_rounds: whether the algorithm has begun to count its rounds.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
 
@@ -77,7 +78,7 @@ class NodeRuntime:
         self._sampler = self.node._sampler
         special = self._incoming or self._sampler or self.newcomer_models or self.secure
         self.deliver = self._deliver if special else self.mailbox.deliver
-        self._tasks: set[NodeTask[Any]] = set()
+        self.tasks: set[NodeTask[Any]] = set()
         self._background: set[NodeTask[Any]] = set()  # tasks that the protocol did not start
         self._main: NodeTask[None] | None = None  # runs the protocol
         self._news: Slot | None = None  # waits for the end of the protocol, or for a failure
@@ -172,22 +173,39 @@ class NodeRuntime:
     # --- tasks
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
+        return self._spawn(coroutine, self._ended)
+
+    def adopt(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
+        """Spawn a coroutine that was given to a function of asyncio, such as ``gather``. Its exception goes to who waits for
+        the task, as asyncio promises, and fails the node only if nobody does."""
+        return self._spawn(coroutine, self._adopted_ended)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T], ended: Callable[[Any], None]) -> NodeTask[T]:
         token = _RUNNING.set(self)  # a task has the context in which it was spawned
         try:
             task = self.host.spawn(coroutine)
         finally:
             _RUNNING.reset(token)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        self.tasks.add(task)
+        task.add_done_callback(ended)
         return task
 
     def _ended(self, task: NodeTask[Any]) -> None:
-        self._tasks.discard(task)
-        self._retire_if_over()
+        self._forget(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
         if task is self._main:
             self._tell()
+
+    def _adopted_ended(self, task: Any) -> None:
+        if task.watched:
+            self._forget(task)
+        else:
+            self._ended(task)
+
+    def _forget(self, task: NodeTask[Any]) -> None:
+        self.tasks.discard(task)
+        self._retire_if_over()
 
     def _tell(self) -> None:
         """Wake :meth:`live` or :meth:`failure`."""
@@ -230,7 +248,7 @@ class NodeRuntime:
         self.own.check()  # before other nodes notice a modified model
 
     def _retire_if_over(self) -> None:
-        if self._over and self._tasks <= self._background:
+        if self._over and self.tasks <= self._background:
             self.mailbox.retire()
 
     async def failure(self) -> BaseException:
@@ -243,13 +261,13 @@ class NodeRuntime:
 
     async def end(self) -> None:
         """Cancel every task of this node and wait until it has ended."""
-        while self._tasks:
-            tasks = list(self._tasks)
+        while self.tasks:
+            tasks = list(self.tasks)
             for task in tasks:
                 task.cancel()
-            await all_ended(self.host, tasks)
+            await all_ended(self.host.slot, tasks)
             # A task that had ended already is forgotten here, before its callbacks run.
-            self._tasks.difference_update(tasks)
+            self.tasks.difference_update(tasks)
 
     # --- checkpoints
 
@@ -329,9 +347,12 @@ def _thawed(saved: Checkpoint) -> dict[str, Payload]:
     return state
 
 
-_RUNNING: ContextVar[NodeRuntime | None] = ContextVar("running", default=None)
-"""The node whose task runs."""
+def running_node() -> NodeRuntime | None:
+    """The node whose task runs, if one does."""
+    return _RUNNING.get()
 
+
+_RUNNING: ContextVar[NodeRuntime | None] = ContextVar("running", default=None)
 _UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
 
 

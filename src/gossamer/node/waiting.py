@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Generator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from gossamer.node.setup import Host
+    pass
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -60,12 +60,12 @@ def resolve(slot: Slot) -> None:
         slot.set_result(None)
 
 
-async def all_ended(host: Host, tasks: Collection[NodeTask[Any]]) -> None:
+async def all_ended(new_slot: Callable[[], Slot], tasks: Collection[NodeTask[Any]]) -> None:
     """Wait until all of some tasks have ended, however they end."""
     running = {task for task in tasks if not task.done()}
     if not running:
         return
-    over = host.slot()
+    over = new_slot()
 
     def ended(task: NodeTask[Any]) -> None:
         running.discard(task)

@@ -6,7 +6,7 @@ snapshots. So the values that nodes read never depend on the batching."""
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from gossamer.messages.tags import Model
 from gossamer.node.waiting import Slot
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
+from gossamer.runtime.simulate.core import NS, Core, Order, ScheduledCall
 from gossamer.runtime.simulate.replay import Replay
 
 _PENDING: Any = object()
@@ -34,7 +34,7 @@ Execute = Callable[[ComputationKind, Sequence[Any]], list[Any]]  # runs jobs of 
 class _Queued:
     computation: Computation
     slot: Slot
-    due: ClockEvent | None = None
+    due: ScheduledCall | None = None
     start_ns: int = 0
     result: Any = _PENDING
 
@@ -47,7 +47,7 @@ class Compute:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Core,
         seconds: Callable[[Computation], float],
         execute: Execute,
         settle: Callable[[], None] = lambda: None,
@@ -70,7 +70,7 @@ class Compute:
             self._start(queue)
         try:
             return await entry.slot
-        except asyncio.CancelledError:
+        except CancelledError:
             self._cancel(entry)
             raise
 
@@ -81,7 +81,7 @@ class Compute:
             entry.start_ns = self._clock.now_ns
             try:
                 seconds = self._seconds(entry.computation)
-                entry.due = self._clock.after(seconds, Order.COMMIT, rank, partial(self._due, entry))
+                entry.due = self._clock.after(seconds, Order.COMMIT, rank, self._due, entry)
             except Exception as error:  # noqa: BLE001 - a user's profile may raise anything; the node reports it
                 queue.popleft()
                 entry.slot.set_exception(error)

@@ -3,7 +3,7 @@ tasks."""
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,14 +16,16 @@ from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.setup import Presence
-from gossamer.node.waiting import Slot, resolve
+from gossamer.node.waiting import Slot, all_ended, resolve
 from gossamer.randomness import generator
 from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
+from gossamer.runtime.simulate.adapter import explained
 from gossamer.runtime.simulate.compute import Compute, Executor
+from gossamer.runtime.simulate.core import MAX_PASSES, Core, Order
+from gossamer.runtime.simulate.fiber import Fiber
 from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.mixing import Mixer
 from gossamer.runtime.simulate.presence import SimPresence
@@ -38,7 +40,7 @@ class SimContext:
     setup: Setup
     observer: Observer
     profile: Profile
-    clock: Clock
+    clock: Core
     rows: Rows
     links: Links
     executor: Executor
@@ -188,7 +190,7 @@ class FaultyHost(SimHost):
 
     def _check_alive(self) -> None:
         if self.dead:
-            raise asyncio.CancelledError
+            raise CancelledError
 
 
 class _HeldSending(Sending):
@@ -219,20 +221,20 @@ class NodeTasks:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        core: Core,
         size: int,
         nodes: Sequence[NodeRuntime],
         returned: Callable[[int], None],
     ) -> None:
-        self._loop, self._nodes, self._returned = loop, nodes, returned
-        self.end: asyncio.Future[str] = loop.create_future()
+        self._core, self._nodes, self._returned = core, nodes, returned
+        self.end = core.slot()
         self.running = set(range(size))
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._endings: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, Fiber[None]] = {}
+        self._endings: dict[Fiber[None], NodeRuntime] = {}  # of nodes that have crashed or left
 
     def begin(self, node: NodeRuntime, protocol: Protocol) -> None:
         self.running.add(node.rank)
-        self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
+        self._tasks[node.rank] = self._core.spawn(self._run(node, protocol))
 
     async def _run(self, node: NodeRuntime, protocol: Protocol) -> None:
         """Run a node's protocol. The tasks that it spawned continue after it returns, and may still fail."""
@@ -241,15 +243,16 @@ class NodeTasks:
             self._returned(node.rank)
             raise await node.failure()
         except Exception as error:  # noqa: BLE001 - an author's protocol may raise anything
-            failure = describe_failure(error, node.rank, node.failure_round)
+            failure = describe_failure(explained(error), node.rank, node.failure_round)
             failure.__cause__ = error
             self.fail(failure)
 
     def cancel(self, rank: int) -> None:
         if rank in self._tasks:
             self._tasks.pop(rank).cancel()
-            self._endings.add(ending := self._loop.create_task(self._nodes[rank].end()))
-            ending.add_done_callback(self._endings.discard)
+            node = self._nodes[rank]
+            self._endings[ending := self._core.spawn(node.end())] = node
+            ending.add_done_callback(self._endings.pop)
 
     def ended(self, rank: int) -> None:
         self.running.discard(rank)
@@ -266,16 +269,15 @@ class NodeTasks:
 
     def close(self, *, interrupted: bool) -> None:
         """Cancel all tasks, unless the user interrupts, and close those that don't end at this instant."""
-        tasks = asyncio.all_tasks(self._loop)
-        if tasks and not interrupted:
-            for task in tasks:
+        if not interrupted:
+            for task in (tasks := self._unended()):
                 task.cancel()
             with suppress(RunFailed):  # some tasks don't end
-                self._loop.run_until_complete(asyncio.wait(tasks))
-        # Silence asyncio's messages about pending tasks that are destroyed.
-        self._loop.set_exception_handler(lambda loop, context: None)
-        for task in asyncio.all_tasks(self._loop):
-            coroutine = task.get_coro()
-            assert coroutine is not None
+                self._core.run(all_ended(self._core.slot, tasks))
+        for task in self._unended():
             with suppress(Exception):  # an algorithm may raise on its way out, after the end of the run
-                coroutine.close()
+                task.close()
+
+    def _unended(self) -> list[Any]:
+        of_nodes = [task for node in (*self._nodes, *self._endings.values()) for task in node.tasks]
+        return [task for task in (*self._tasks.values(), *self._endings, *of_nodes) if not task.done()]

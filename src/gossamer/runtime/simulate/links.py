@@ -22,7 +22,7 @@ from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Tra
 from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.network.network import checked_changes
 from gossamer.node.waiting import Slot, resolve
-from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, ClockEvent, Order, to_ns
+from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.sent import SentBytes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Transfer(Sending):
     cancelled: bool = False  # by its sender
     accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
     waiters: list[Slot] | None = None
-    wake: ClockEvent | None = None
+    wake: ScheduledCall | None = None
 
     def __await__(self) -> Generator[Any, None, None]:
         # A message that the network loses is accepted when it has left.
@@ -88,7 +88,7 @@ class Transfer(Sending):
 class Sent(Sending):
     """Messages that left at the instant of the call, so that none can be cancelled."""
 
-    def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
+    def __init__(self, clock: Core, source: int, accepted_ns: int) -> None:
         self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -105,7 +105,7 @@ class Sent(Sending):
 
 
 def duration_ns(size: float, bytes_per_second: float) -> int:
-    """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.clock.NEVER_NS`: the
+    """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.core.NEVER_NS`: the
     clock ends before they have left, unless the rate changes."""
     duration = size / bytes_per_second * NS if bytes_per_second > 0 else NEVER_NS
     return round(duration) if duration < NEVER_NS else NEVER_NS
@@ -133,7 +133,7 @@ class Links(ABC):
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Core,
         network: Network,
         nodes: int,
         seed: int,

@@ -17,7 +17,7 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.node.waiting import Slot
 from gossamer.runtime.recording import Profile
-from gossamer.runtime.simulate.clock import Clock
+from gossamer.runtime.simulate.core import Core
 
 MAX_DEFERRED = 256
 """Above this number, deferred sums are computed at the end of the instant, since they keep the rows they read."""
@@ -28,7 +28,7 @@ _Request = tuple[int, Step, bool, Slot]
 class Mixer:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
-    def __init__(self, clock: Clock, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
+    def __init__(self, clock: Core, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
         # By request: rank, step, whether its result is read at once, and the slot of the commit's result.
