@@ -77,7 +77,10 @@ class Fiber(Generic[T]):
         "_waits_for",
         "watched",
     )
-    _asyncio_future_blocking = False  # by which asyncio knows a future
+    # What asyncio's functions expect of a task besides its methods.
+    _asyncio_future_blocking = False
+    _cancel_message = None
+    _log_destroy_pending = property(lambda fiber: False, lambda fiber, value: None)
 
     def __init__(self, core: Core, coroutine: Coroutine[Any, Any, T]) -> None:
         self._core, self._coroutine, self._context = core, coroutine, copy_context()
@@ -128,6 +131,9 @@ class Fiber(Generic[T]):
 
     def get_loop(self) -> Any:
         return self._core.adapter
+
+    def _make_cancelled_error(self) -> CancelledError:
+        return CancelledError()
 
     def close(self) -> None:
         """End a coroutine that can't go on."""
