@@ -207,10 +207,10 @@ def test_file_size_limit_fails_run_with_one_line(tmp_path: Path, engine: str) ->
 def test_open_file_limit_fails_run_with_one_line(
     tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_loop(*_: object) -> None:
+    def no_tasks(*_: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("gossamer.runtime.simulate.simulation.VirtualLoop", no_loop)
+    monkeypatch.setattr("gossamer.runtime.simulate.simulation.NodeTasks", no_tasks)
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
     code, _, output = cli("run", "experiment.yaml")
     check_failed(tmp_path / "runs", Ended(code, output), "Too many open files")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,25 +129,6 @@ def _recorded_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experim
 
 def _observing(experiment: Experiment, observer: Observer | None) -> AbstractContextManager[Observer]:
     return watching(experiment, quiet=not in_notebook()) if observer is None else nullcontext(observer)
-
-
-@contextmanager
-def _own_event_loop() -> Iterator[None]:
-    """Let an engine run an event loop in a thread that already runs one, such as Jupyter's, which waits in
-    the meantime."""
-    if (outer := asyncio._get_running_loop()) is None:
-        yield
-        return
-    task = asyncio.current_task(outer)
-    if task is not None:
-        asyncio.tasks._leave_task(outer, task)
-    asyncio._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(outer)
-        if task is not None:
-            asyncio.tasks._enter_task(outer, task)
 
 
 def _resumable(folder: RunFolder, experiment: Experiment, observer: Observer) -> RunCheckpoint:
@@ -289,7 +269,7 @@ def _carry_out(
         if _simulated(experiment) and (warning := numerics.warning()) is not None:
             trackers.say(warning)
         # The engine ends before its record is compacted, so nothing writes to it any longer.
-        with engine, _own_event_loop():
+        with engine:
             outcome = engine.run(folder, trackers, checkpoint)
     except BaseException as error:
         close_after(error, folder)

@@ -24,7 +24,7 @@ from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message
 from gossamer.network import Conditions, Network, Path
 from gossamer.network.network import BYTES_PER_MEGABIT
-from gossamer.runtime.simulate.clock import Clock, Deadlock, Order
+from gossamer.runtime.simulate.core import Core, Deadlock, Order
 from gossamer.runtime.simulate.fair import FairLinks
 
 pytestmark = pytest.mark.timing
@@ -91,7 +91,7 @@ class PlanConditions(Conditions):
 
 def predicted(plan: Plan, flows: Sequence[Flow]) -> list[float]:
     """The ends of flows on the simulator's links, which count bytes of frames."""
-    clock, hosts, ends = Clock(), list(plan.hosts), {}
+    clock, hosts, ends = Core(), list(plan.hosts), {}
     inboxes: list[Callable[[Message], None]] = [
         lambda message: ends.setdefault(message.tag[0], clock.now()) for _ in hosts
     ]

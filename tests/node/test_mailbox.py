@@ -30,7 +30,9 @@ def message(source: int, *tag: str | int) -> Message:
 def mailbox(*messages: Message) -> Mailbox:
     gather = SimpleNamespace(lost_peer="skip", malformed="drop", drops_malformed=True)
     setup = mock.Mock(spec=Setup, experiment=SimpleNamespace(gather=gather))
-    host = mock.Mock(spec=Host, lost=set(), presence=None, counters=Traffic(), now=lambda: 1.0)
+    parts = {"lost": set(), "presence": None, "counters": Traffic()}
+    slot = lambda: asyncio.get_running_loop().create_future()  # noqa: E731
+    host = mock.Mock(spec=Host, now=lambda: 1.0, slot=slot, **parts)
     box = Mailbox(setup, 9, host, lambda: 0, Expectations(3, encoded=False))
     for sent in messages:
         box.deliver(sent)

@@ -13,7 +13,7 @@ import pytest
 
 from gossamer import Deadlock, Node, RunFailed
 from gossamer.results.observer import Observer
-from gossamer.runtime.simulate import clock, host
+from gossamer.runtime.simulate import core, host
 from scenario import play
 
 
@@ -392,7 +392,7 @@ def test_deadlock_is_detected_under_evaluation_by_time(tmp_path: Path) -> None:
 
 
 def test_node_that_never_lets_time_pass_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "MAX_PASSES", 50)
+    monkeypatch.setattr(core, "MAX_PASSES", 50)
 
     async def script(node: Node) -> None:
         await node.sleep(1)
@@ -437,7 +437,7 @@ def test_node_whose_rounds_take_no_time_is_named(tmp_path: Path, monkeypatch: py
 def test_endless_loop_of_asyncio_sleep_zero_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr(clock, "MAX_PASSES", 50)
+    monkeypatch.setattr(core, "MAX_PASSES", 50)
     ended: list[int] = []
 
     async def script(node: Node) -> None:
@@ -461,7 +461,7 @@ def test_endless_loop_of_asyncio_sleep_zero_fails(
 
 
 def test_many_short_sleeps_do_not_count_as_spinning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "MAX_PASSES", 50)
+    monkeypatch.setattr(core, "MAX_PASSES", 50)
 
     async def script(node: Node) -> Any:
         for _ in range(200):

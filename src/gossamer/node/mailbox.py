@@ -17,6 +17,7 @@ from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
+from gossamer.node.waiting import Slot, resolve
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node
@@ -77,7 +78,7 @@ class _Waiter:
         self.length = len(prefix) + exact  # number of tag parts to compare
         self.seen: set[int] = set()
         self.expired = False
-        self._future: asyncio.Future[None] | None = None
+        self._slot: Slot | None = None
         self._timer: Timer | None = None
 
     def __enter__(self) -> _Waiter:
@@ -102,17 +103,17 @@ class _Waiter:
         return (sources is None or message.source in sources) and message.tag[: self.length] == self.prefix
 
     def wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
+        if self._slot is not None:
+            resolve(self._slot)
 
     def _expire(self) -> None:
         self.expired = True
         self.wake()
 
-    def woken(self) -> asyncio.Future[None]:
-        """A future that is done when there may be more messages to take, or nothing left to wait for."""
-        self._future = asyncio.get_running_loop().create_future()
-        return self._future
+    def woken(self) -> Slot:
+        """A slot that is done when there may be more messages to take, or nothing left to wait for."""
+        self._slot = self._mailbox.host.slot()
+        return self._slot
 
     def __str__(self) -> str:
         tag = f"tag {_shown(self.prefix)}" if self.prefix else "any message"

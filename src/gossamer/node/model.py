@@ -16,6 +16,7 @@ from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
 from gossamer.node.setup import Host, Setup
+from gossamer.node.waiting import NodeTask, all_ended
 from gossamer.randomness import torch_seed
 
 
@@ -72,7 +73,7 @@ class OwnModel:
         self.state: State | None = None
         self.reset = False
         self.losses: list[float] = []
-        self.encoding: asyncio.Task[None] | None = None
+        self.encoding: NodeTask[None] | None = None
         self._applied = 0, -1  # the round of the last call of apply, and its number in this round
         experiment = setup.experiment
         self._batches = BatchStream(experiment.seed, rank, self._samples, experiment.batch_size)
@@ -177,8 +178,8 @@ class OwnModel:
 
     async def encoded(self) -> None:
         """Wait until all encoding so far has taken its time."""
-        if self.encoding is not None and not self.encoding.done():
-            await asyncio.wait((self.encoding,))
+        if self.encoding is not None:
+            await all_ended(self._host.slot, (self.encoding,))
 
     async def encode(self, step: int, steps: float) -> None:
         """Spend the time of some local steps on encoding that a codec has done."""

@@ -20,6 +20,7 @@ from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffi
 from gossamer.node.mailbox import Inbox
 from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
+from gossamer.node.waiting import NodeTask, resolve
 from gossamer.randomness import SHARED, draws_of, node_generator
 from gossamer.secure.protocol import TAG as SECURE
 from gossamer.topology import Graph
@@ -472,7 +473,7 @@ class Node:
 
     def answer(
         self, tag: Tag, handler: Callable[[Message], Payload], *, exact: bool = False
-    ) -> asyncio.Task[None]:
+    ) -> NodeTask[None]:
         """Answer every question whose tag begins with ``tag``, in a task of this node, until the run ends.
         ``handler`` returns the answer to a question; no other task of the node runs meanwhile. ``exact`` is
         as in :meth:`send`."""
@@ -532,8 +533,8 @@ class Node:
     async def sleep(self, seconds: float) -> None:
         """Sleep for some seconds of the engine's clock."""
         self._own.check()
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        timer = self._host.timer(seconds, partial(_set, done))
+        done = self._host.slot()
+        timer = self._host.timer(seconds, partial(resolve, done))
         try:
             await done
         except asyncio.CancelledError:
@@ -614,7 +615,7 @@ class Node:
         """Whether this node has completed the number of rounds in the stop rule."""
         return self._host.finished(self.round)
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
         """Run a coroutine concurrently: a task owned by this node, awaitable and cancellable. It starts when
         the spawning task next waits. Tasks that still run when ``run`` of every node has returned are
         cancelled. An exception in a task, awaited or not, fails the node."""
@@ -643,11 +644,6 @@ class _MixOwn(Mix):
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
     """The inbox with each model replaced by its parameters."""
     return {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 class AsyncRounds:

@@ -3,11 +3,12 @@ time."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gossamer.messages.tags import Payload, Sending, Traffic
+from gossamer.messages.tags import Payload, Sending
+from gossamer.node.setup import Host
+from gossamer.node.waiting import NodeTask, Slot, all_ended, resolve
 
 if TYPE_CHECKING:
     from gossamer.node.runtime import NodeRuntime
@@ -16,27 +17,39 @@ if TYPE_CHECKING:
 class LateSending(Sending):
     """A message that is queued later than it was sent. If it is cancelled before that, it is never queued."""
 
-    def __init__(self, counters: Traffic) -> None:
-        self._counters = counters
-        self._queued: asyncio.Future[Sending | None] = asyncio.get_running_loop().create_future()
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._sending: Sending | None = None  # once the engine has queued the message
+        self._cancelled = False
+        self._waiting: list[Slot] = []
 
     def queued(self, sending: Sending) -> None:
         """Note that the engine has queued the message."""
-        self._queued.set_result(sending)
+        self._sending = sending
+        self._wake()
+
+    def _wake(self) -> None:
+        for slot in self._waiting:
+            resolve(slot)
 
     def __await__(self) -> Generator[Any, None, None]:
-        sending = yield from asyncio.shield(self._queued).__await__()
-        if sending is not None:
-            yield from sending.__await__()
+        if self._sending is None and not self._cancelled:
+            slot = self._host.slot()
+            self._waiting.append(slot)
+            yield from slot.__await__()
+        if self._sending is not None:
+            yield from self._sending.__await__()
 
     def done(self) -> bool:
-        return self._queued.done() and ((sending := self._queued.result()) is None or sending.done())
+        return self._cancelled if self._sending is None else self._sending.done()
 
     def cancel(self) -> bool:
-        if self._queued.done():
-            return (sending := self._queued.result()) is None or sending.cancel()
-        self._queued.set_result(None)
-        self._counters.messages_cancelled += 1
+        if self._sending is not None:
+            return self._sending.cancel()
+        if not self._cancelled:
+            self._cancelled = True
+            self._host.counters.messages_cancelled += 1
+            self._wake()
         return True
 
 
@@ -57,26 +70,26 @@ class Outbox:
             steps = encoded * runtime.setup.experiment.compute.steps_per_encoding
         if not steps and (own.encoding is None or own.encoding.done()):
             return host.send(ranks, payload, tag)
-        late = {rank: LateSending(host.counters) for rank in ranks}
+        late = {rank: LateSending(host) for rank in ranks}
         own.encoding = runtime.spawn(self._send_later(own.encoding, steps, late, payload, tag))
         return list(late.values())
 
     def withhold(self) -> Sending:
         """A message that is cancelled before it is queued."""
-        sending = LateSending(self._runtime.host.counters)
+        sending = LateSending(self._runtime.host)
         sending.cancel()
         return sending
 
     async def _send_later(
         self,
-        previous: asyncio.Task[None] | None,
+        previous: NodeTask[None] | None,
         steps: float,
         late: Mapping[int, LateSending],
         payload: Payload,
         tag: tuple[str | int, ...],
     ) -> None:
         if previous is not None:
-            await asyncio.wait((previous,))
+            await all_ended(self._runtime.host.slot, (previous,))
         if steps:
             await self._runtime.own.encode(self._runtime.node.step, steps)
         waiting = [rank for rank, sending in late.items() if not sending.done()]

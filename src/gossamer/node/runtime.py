@@ -3,11 +3,11 @@ it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +27,7 @@ from gossamer.node.node import Node
 from gossamer.node.rejoin import NewcomerModels
 from gossamer.node.setup import Host, NodeWrapper, Setup
 from gossamer.node.shown import ShownModel
+from gossamer.node.waiting import NodeTask, Slot, all_ended, resolve
 from gossamer.randomness import draws_of
 from gossamer.secure.protocol import MaskingProtocol
 from gossamer.topology.cyclon import TAG as SAMPLER
@@ -47,6 +48,7 @@ class NodeRuntime:
         columns: values for the node's next recorded row.
         newcomer_models: gives the node's model to newcomers, if there may be any.
         secure: hides models in sums and encodes them, if the experiment uses secure aggregation.
+        tasks: the tasks of this node that have not ended.
         counts_rounds: whether the algorithm has begun to count its rounds.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
 
@@ -76,9 +78,10 @@ class NodeRuntime:
         self._sampler = self.node._sampler
         special = self._incoming or self._sampler or self.newcomer_models or self.secure
         self.deliver = self._deliver if special else self.mailbox.deliver
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._background: set[asyncio.Task[Any]] = set()  # tasks that the protocol did not start
-        self._failure: asyncio.Future[BaseException] | None = None
+        self.tasks: set[NodeTask[Any]] = set()
+        self._background: set[NodeTask[Any]] = set()  # tasks that the protocol did not start
+        self._main: NodeTask[None] | None = None  # runs the protocol
+        self._news: Slot | None = None  # waits for the end of the protocol, or for a failure
         self._failed: BaseException | None = None
         self._failed_round = 0
         self._over = False  # whether the protocol has returned
@@ -169,24 +172,51 @@ class NodeRuntime:
 
     # --- tasks
 
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
+        return self._spawn(coroutine, self._ended)
+
+    def adopt(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
+        """Spawn a coroutine that was given to a function of asyncio, such as ``gather``. Its exception goes to who waits for
+        the task, as asyncio promises, and fails the node only if nobody does."""
+        return self._spawn(coroutine, self._adopted_ended)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, T], ended: Callable[[Any], None]) -> NodeTask[T]:
+        token = _RUNNING.set(self)  # a task has the context in which it was spawned
+        try:
+            task = self.host.spawn(coroutine)
+        finally:
+            _RUNNING.reset(token)
+        self.tasks.add(task)
+        task.add_done_callback(ended)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._retire_if_over()
+    def _ended(self, task: NodeTask[Any]) -> None:
+        self._forget(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.fail(error)
+        if task is self._main:
+            self._tell()
+
+    def _adopted_ended(self, task: Any) -> None:
+        if task.watched:
+            self._forget(task)
+        else:
+            self._ended(task)
+
+    def _forget(self, task: NodeTask[Any]) -> None:
+        self.tasks.discard(task)
+        self._retire_if_over()
+
+    def _tell(self) -> None:
+        """Wake :meth:`live` or :meth:`failure`."""
+        if self._news is not None:
+            resolve(self._news)
 
     def fail(self, error: BaseException) -> None:
         """Record a failure of this node. Only the first one counts."""
         if self._failed is None:
             self._failed, self._failed_round = error, self.round
-            if self._failure is not None and not self._failure.done():
-                self._failure.set_result(error)
+            self._tell()
 
     @property
     def failure_round(self) -> int:
@@ -197,15 +227,15 @@ class NodeRuntime:
     async def live(self, protocol: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run the node's protocol until it returns. The first failure in any of its tasks is raised. Tasks
         that the protocol spawned continue until :meth:`end`."""
-        self._failure = asyncio.get_running_loop().create_future()
         if self._failed is not None:  # by a message that arrived before the start
-            self._failure.set_result(self._failed)
+            raise self._failed
         if self._sampler is not None:
             self._background.add(self.spawn(self._sampler.run()))
-        main = self.spawn(self._run(protocol))
-        await asyncio.wait((main, self._failure), return_when=asyncio.FIRST_COMPLETED)
-        if self._failure.done():
-            raise self._failure.result()
+        self._main = main = self.spawn(self._run(protocol))
+        self._news = self.host.slot()
+        await self._news
+        if self._failed is not None:
+            raise self._failed
         if main.cancelled():
             raise GossamerError("CancelledError: it awaited a task that was cancelled")
         main.result()
@@ -218,23 +248,26 @@ class NodeRuntime:
         self.own.check()  # before other nodes notice a modified model
 
     def _retire_if_over(self) -> None:
-        if self._over and self._tasks <= self._background:
+        if self._over and self.tasks <= self._background:
             self.mailbox.retire()
 
     async def failure(self) -> BaseException:
         """Wait for a task of this node to fail, after its protocol has returned."""
-        assert self._failure is not None, "live() comes first"
-        return await self._failure
+        if self._failed is None:
+            self._news = self.host.slot()
+            await self._news
+        assert self._failed is not None
+        return self._failed
 
     async def end(self) -> None:
         """Cancel every task of this node and wait until it has ended."""
-        while self._tasks:
-            tasks = list(self._tasks)
+        while self.tasks:
+            tasks = list(self.tasks)
             for task in tasks:
                 task.cancel()
-            await asyncio.wait(tasks)
-            # Done callbacks run after wait() returns; a task is forgotten here in any case.
-            self._tasks.difference_update(tasks)
+            await all_ended(self.host.slot, tasks)
+            # A task that had ended already is forgotten here, before its callbacks run.
+            self.tasks.difference_update(tasks)
 
     # --- checkpoints
 
@@ -314,22 +347,22 @@ def _thawed(saved: Checkpoint) -> dict[str, Payload]:
     return state
 
 
+def running_node() -> NodeRuntime | None:
+    """The node whose task runs, if one does."""
+    return _RUNNING.get()
+
+
+_RUNNING: ContextVar[NodeRuntime | None] = ContextVar("running", default=None)
 _UNAWAITED = rf"coroutine '{Node.__name__}\.\w+' was never awaited"
 
 
 @contextmanager
-def unawaited_calls_fail(nodes: Sequence[NodeRuntime]) -> Iterator[None]:
+def unawaited_calls_fail() -> Iterator[None]:
     """Within this context, a node fails if one of its tasks drops a coroutine of :class:`Node` without
-    awaiting it; Python itself only warns. The sequence of nodes may change within the context."""
+    awaiting it; Python itself only warns."""
 
     def show(message: Warning | str, category: Any, filename: str, lineno: int, *rest: Any) -> None:
-        node = None
-        if re.fullmatch(_UNAWAITED, str(message)):
-            try:
-                task = asyncio.current_task()
-            except RuntimeError:  # no event loop in this thread
-                task = None
-            node = next((node for node in nodes if task in node._tasks), None)
+        node = _RUNNING.get() if re.fullmatch(_UNAWAITED, str(message)) else None
         if node is None:
             shown(message, category, filename, lineno, *rest)
         else:

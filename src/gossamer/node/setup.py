@@ -3,10 +3,10 @@ messages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
@@ -24,6 +24,7 @@ from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
+from gossamer.node.waiting import NodeTask, Slot
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks import Task
 from gossamer.tasks.metrics import ClassAccuracy, class_tags
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from gossamer.learning.computation import Computation
     from gossamer.learning.mixing import Step
     from gossamer.node.node import Node
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,6 +254,12 @@ class Host(Protocol):
 
     def now(self) -> float:
         """Seconds since the run's start: virtual or real."""
+
+    def slot(self) -> Slot:
+        """A new place for a result that one task waits for."""
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> NodeTask[T]:
+        """Run a coroutine as a task of its own. It starts when the running task next waits."""
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Timer:
         """Schedule a call after some seconds, and after every delivery of that instant. A background call

@@ -16,7 +16,7 @@ again. An empty view restarts from the initial contacts, and so do nodes that jo
 
 from __future__ import annotations
 
-import asyncio
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -114,7 +114,8 @@ class Sampler:
     def __init__(self, settings: Cyclon, seed: int, contacts: Sequence[int], node: Any, host: Any) -> None:
         self._settings, self._seed, self._contacts = settings, seed, contacts
         self._node, self._host = node, host
-        self._due: asyncio.Queue[Message | None] = asyncio.Queue()  # None: start an exchange
+        self._due: deque[Message | None] = deque()  # None: start an exchange
+        self._woken: Any = None  # the slot for which :meth:`run` waits
         self._timer: Any = None
         self._sent: dict[int, list[int]] = {}  # exchange without a reply -> the ranks of the entries sent
 
@@ -144,13 +145,18 @@ class Sampler:
 
     def deliver(self, message: Message) -> None:
         """Queue a message from the sampler of another node."""
-        self._due.put_nowait(message)
+        self._note(message)
 
     def round_ended(self, rounds: int) -> None:
         """Note that the node has completed this number of rounds."""
         every = self._settings.every_rounds
         if every is not None and rounds % every == 0:
-            self._due.put_nowait(None)
+            self._note(None)
+
+    def _note(self, due: Message | None) -> None:
+        self._due.append(due)
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
     async def run(self) -> None:
         """Handle messages and start exchanges until cancelled."""
@@ -159,11 +165,14 @@ class Sampler:
             self._wait(every_s * generator(self._seed, "sampler/phase", self._node.rank).random())
         try:
             while True:
-                message = await self._due.get()
-                if message is None:
-                    self.begin()
-                else:
-                    self.receive(message)
+                while self._due:
+                    message = self._due.popleft()
+                    if message is None:
+                        self.begin()
+                    else:
+                        self.receive(message)
+                self._woken = self._host.slot()
+                await self._woken
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -172,7 +181,7 @@ class Sampler:
         self._timer = self._host.timer(seconds, self._tick, background=True)
 
     def _tick(self) -> None:
-        self._due.put_nowait(None)
+        self._note(None)
         self._wait(self._settings.every_s or 0.0)
 
     def begin(self) -> None:

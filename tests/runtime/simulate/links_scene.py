@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Message
 from gossamer.network import Conditions, Network, Path, UniformNetwork
-from gossamer.runtime.simulate.clock import Clock, Deadlock, Order, VirtualLoop
+from gossamer.runtime.simulate.core import Core, Deadlock, Order
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fifo import FifoLinks
 
@@ -71,7 +70,7 @@ class Scene:
     """The links of some nodes. Arrivals are noted as (receiver, sender, nanoseconds, length of the payload)."""
 
     def __init__(self, nodes: int = 4, drawn: Network | None = None, seed: int = 1, **network: Any) -> None:
-        self.clock = Clock()
+        self.clock = Core()
         self.arrived: list[tuple[int, int, int, int]] = []
         self.watched: list[tuple[int, int, int, int, int]] = []
         network_ = drawn or UniformNetwork(**network)
@@ -101,10 +100,6 @@ class Scene:
         except Deadlock:
             return self.arrived
 
-    def live(self, play: Callable[[], Awaitable[None]]) -> None:
+    def live(self, play: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a coroutine on the scene's clock."""
-        loop = VirtualLoop(self.clock)
-        try:
-            loop.run_until_complete(asyncio.ensure_future(play(), loop=loop))
-        finally:
-            loop.close()
+        self.clock.run(play())

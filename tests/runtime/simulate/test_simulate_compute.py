@@ -1,21 +1,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
 
 from gossamer.learning.computation import Computation, ComputationKind
-from gossamer.runtime.simulate.clock import Clock, Order, VirtualLoop
+from gossamer.node.waiting import NodeTask
 from gossamer.runtime.simulate.compute import Compute
+from gossamer.runtime.simulate.core import Core, Order
 
 
 class Scene:
     """Computations that take ``work`` seconds and return their job; batches are noted."""
 
     def __init__(self) -> None:
-        self.clock = Clock()
+        self.clock = Core()
         self.batches: list[tuple[ComputationKind, list[Any]]] = []
         self.committed: list[tuple[float, Any]] = []
         self.compute = Compute(self.clock, lambda computation: computation.work, self._execute)
@@ -28,7 +29,7 @@ class Scene:
 
     def submit(
         self, rank: int, work: float, job: Any, kind: ComputationKind = ComputationKind.TRAIN
-    ) -> asyncio.Task[Any]:
+    ) -> NodeTask[Any]:
         def commit(result: Any) -> Any:
             self.committed.append((self.clock.now(), result))
             return result
@@ -36,19 +37,15 @@ class Scene:
         async def wait() -> Any:
             return await self.compute.submit(Computation(kind, rank, 0, work, lambda: job, commit))
 
-        return asyncio.ensure_future(wait())
+        return self.clock.spawn(wait())
 
     async def sleep(self, seconds: float) -> None:
-        done = asyncio.get_running_loop().create_future()
-        self.clock.after(seconds, Order.TIMER, 99, lambda: done.set_result(None))
+        done = self.clock.slot()
+        self.clock.after(seconds, Order.TIMER, 99, done.set_result, None)
         await done
 
-    def play(self, script: Callable[[], Awaitable[None]]) -> None:
-        loop = VirtualLoop(self.clock)
-        try:
-            loop.run_until_complete(asyncio.ensure_future(script(), loop=loop))
-        finally:
-            loop.close()
+    def play(self, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.clock.run(script())
 
 
 def test_concurrent_work_is_one_batch_committed_at_due_times() -> None:
@@ -141,9 +138,8 @@ def test_error_in_a_batch_fails_only_its_own_node() -> None:
 def test_vectors_are_written_before_jobs_are_prepared() -> None:
     """An optimizer may read the parameters when it makes its state."""
     order: list[str] = []
-    clock = Clock()
+    clock = Core()
     compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
-    loop = VirtualLoop(clock)
 
     async def script() -> None:
         computation = Computation(
@@ -151,14 +147,13 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
         )
         await compute.submit(computation)
 
-    loop.run_until_complete(script())
-    loop.close()
+    clock.run(script())
     assert order == ["settle", "prepare"]
 
 
 def test_duration_is_requested_at_the_start_and_may_fail() -> None:
     """An exception in a user's profile fails that computation; the node's others go on."""
-    clock = Clock()
+    clock = Core()
     asked: list[tuple[float, Any]] = []
 
     def seconds(computation: Computation) -> float:
@@ -166,18 +161,16 @@ def test_duration_is_requested_at_the_start_and_may_fail() -> None:
         return 2.0 if computation.first_step != 1 else -1.0
 
     compute = Compute(clock, seconds, lambda kind, jobs: list(jobs))
-    loop = VirtualLoop(clock)
 
     async def script() -> None:
         computations = [
             Computation(ComputationKind.TRAIN, 0, step, 1.0, lambda: None, lambda result: clock.now())
             for step in range(3)
         ]
-        first, broken, last = (asyncio.ensure_future(compute.submit(item)) for item in computations)
+        first, broken, last = (clock.spawn(compute.submit(item)) for item in computations)
         with pytest.raises(ValueError, match=r"got -1\.0"):
             await broken
         assert (await first, await last) == (2.0, 4.0)
 
-    loop.run_until_complete(script())
-    loop.close()
+    clock.run(script())
     assert asked == [(0.0, 0), (2.0, 1), (2.0, 2)]

@@ -17,7 +17,7 @@ from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Part
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
-from gossamer.runtime.simulate.clock import Clock, VirtualLoop
+from gossamer.runtime.simulate.core import Core
 from gossamer.runtime.simulate.mixing import Mixer
 
 P = 100
@@ -27,9 +27,8 @@ class Scene:
     """Nodes that mix; ``held`` has the parameters that each node holds."""
 
     def __init__(self, nodes: int) -> None:
-        self.clock, self.rows = Clock(), Rows(P)
+        self.clock, self.rows = Core(), Rows(P)
         self.mixing = Mixer(self.clock, self.rows, ThreadPool(1), Profile())
-        self.loop = VirtualLoop(self.clock)
         draw = torch.Generator().manual_seed(1)
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]
 
@@ -39,7 +38,7 @@ class Scene:
         async def step() -> None:
             await self.mixing.submit(node, Held(self, node, inbox, dict.fromkeys(inbox, 0.2)), read=read)
 
-        self.loop.run_until_complete(step())
+        self.clock.run(step())
 
     def value(self, node: int) -> torch.Tensor:
         """Read a node's parameters."""
@@ -94,7 +93,6 @@ def test_deferred_sums_equal_immediate_sums(steps: list[tuple[int, set[int], str
             expected[node] = combine(expected[node], clone, dict.fromkeys(clone, 0.2))
         for node in range(5):
             assert torch.equal(scene.value(node), expected[node])
-    scene.loop.close()
 
 
 def test_sum_is_computed_only_when_read() -> None:
@@ -115,7 +113,6 @@ def test_sum_is_computed_only_when_read() -> None:
         assert calls == [1]
     torch.testing.assert_close(scene.held[0], 0.8 * own + 0.2 * neighbour)
     assert scene.held[0]._version == version  # the node did not modify its snapshot
-    scene.loop.close()
 
 
 def test_inbox_may_change_after_mixing_is_submitted() -> None:
@@ -128,9 +125,8 @@ def test_inbox_may_change_after_mixing_is_submitted() -> None:
         inbox.clear()
         weights.clear()
 
-    scene.loop.run_until_complete(step())
+    scene.clock.run(step())
     torch.testing.assert_close(scene.value(0), expected)
-    scene.loop.close()
 
 
 def test_mix_to_be_read_is_computed_when_awaited() -> None:
@@ -141,22 +137,24 @@ def test_mix_to_be_read_is_computed_when_awaited() -> None:
         mixed: torch.Tensor = await scene.mixing.submit(0, mix, read=True)
         return mixed.clone()
 
-    mixed = scene.loop.run_until_complete(step())
+    mixed = scene.clock.run(step())
     torch.testing.assert_close(mixed, 0.5 * scene.held[0] + 0.5 * scene.held[1])
-    scene.loop.close()
 
 
 def test_cancelled_mixing_step_is_not_carried_out() -> None:
     scene = Scene(2)
 
+    async def submitted(step: Held) -> None:
+        await scene.mixing.submit(0, step, read=False)
+
     async def step() -> None:
         before = scene.held[0]
         step = Held(scene, 0, {1: scene.held[1]}, {1: 0.5})
-        waiting = asyncio.ensure_future(scene.mixing.submit(0, step, read=False))
+        waiting = scene.clock.spawn(submitted(step))
+        await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert scene.held[0] is before
 
-    scene.loop.run_until_complete(step())
-    scene.loop.close()
+    scene.clock.run(step())

@@ -9,7 +9,7 @@ import pytest
 from links_scene import SHARINGS, US, Drawn, Scene, of_size, star
 
 from gossamer.network import Path, UniformNetwork
-from gossamer.runtime.simulate.clock import NEVER_NS, Deadlock
+from gossamer.runtime.simulate.core import NEVER_NS, Deadlock
 from gossamer.runtime.simulate.sent import MANY_ENDS, SentBytes
 
 NODES = 4

@@ -12,7 +12,7 @@ from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
 from gossamer.results.folder import RunFolder
-from gossamer.runtime.simulate.clock import Order
+from gossamer.runtime.simulate.core import Order
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.recording import SimRecorder
 from gossamer.runtime.simulate.replay import Replay

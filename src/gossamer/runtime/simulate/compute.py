@@ -6,7 +6,7 @@ snapshots. So the values that nodes read never depend on the batching."""
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ from gossamer.learning.measures import MetricValues
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
+from gossamer.node.waiting import Slot
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import NS, Clock, ClockEvent, Order
+from gossamer.runtime.simulate.core import NS, Core, Order, ScheduledCall
 from gossamer.runtime.simulate.replay import Replay
 
 _PENDING: Any = object()
@@ -32,8 +33,8 @@ Execute = Callable[[ComputationKind, Sequence[Any]], list[Any]]  # runs jobs of 
 @dataclass(eq=False, slots=True)
 class _Queued:
     computation: Computation
-    future: asyncio.Future[Any]
-    due: ClockEvent | None = None
+    slot: Slot
+    due: ScheduledCall | None = None
     start_ns: int = 0
     result: Any = _PENDING
 
@@ -46,7 +47,7 @@ class Compute:
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Core,
         seconds: Callable[[Computation], float],
         execute: Execute,
         settle: Callable[[], None] = lambda: None,
@@ -62,14 +63,14 @@ class Compute:
 
     async def submit(self, computation: Computation) -> Any:
         """Queue a computation at its node. Returns the result of ``commit`` at the due instant."""
-        entry = _Queued(computation, asyncio.get_running_loop().create_future())
+        entry = _Queued(computation, self._clock.slot())
         queue = self._queues[computation.rank]
         queue.append(entry)
         if len(queue) == 1:
             self._start(queue)
         try:
-            return await entry.future
-        except asyncio.CancelledError:
+            return await entry.slot
+        except CancelledError:
             self._cancel(entry)
             raise
 
@@ -80,10 +81,10 @@ class Compute:
             entry.start_ns = self._clock.now_ns
             try:
                 seconds = self._seconds(entry.computation)
-                entry.due = self._clock.after(seconds, Order.COMMIT, rank, partial(self._due, entry))
+                entry.due = self._clock.after(seconds, Order.COMMIT, rank, self._due, entry)
             except Exception as error:  # noqa: BLE001 - a user's profile may raise anything; the node reports it
                 queue.popleft()
-                entry.future.set_exception(error)
+                entry.slot.set_exception(error)
             else:
                 self._under_way[entry.computation.kind][rank] = entry
                 break
@@ -128,9 +129,9 @@ class Compute:
         try:
             if isinstance(entry.result, Exception):
                 raise entry.result
-            entry.future.set_result(entry.computation.commit(entry.result))
+            entry.slot.set_result(entry.computation.commit(entry.result))
         except Exception as error:  # noqa: BLE001 - the author's code; raised where it is awaited
-            entry.future.set_exception(error)
+            entry.slot.set_exception(error)
 
     def _flush(self, kind: ComputationKind) -> None:
         """Compute all running computations of a kind, which are the first ones in the nodes' queues. They are

@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
+from gossamer.runtime.simulate.core import NEVER_NS, NS, Order, ScheduledCall
 from gossamer.runtime.simulate.links import NETWORK, ROUNDING_BYTES, Links, Transfer, duration_ns
 
 MIN_RTT_S = 1e-4
@@ -188,7 +188,7 @@ class FairLinks(Links):
         self._shares: MaxMin[_Connection] = MaxMin(self.rates)
         self._due: list[tuple[int, int, int]] = []  # a heap: due_ns, source and key of connections
         self._due_at_most = MANY_DUE
-        self._next: ClockEvent | None = None
+        self._next: ScheduledCall | None = None
         self._next_ns = 0
 
     # --- connections

@@ -11,7 +11,7 @@ from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.runtime.events import EventLog, starting_state
-from gossamer.runtime.simulate.clock import ClockEvent, Order, to_ns
+from gossamer.runtime.simulate.core import Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
 from gossamer.runtime.simulate.links import NETWORK
 from gossamer.runtime.simulate.presence import SimPresence
@@ -53,10 +53,10 @@ class FaultRunner:
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
         # Nodes to start again as soon as they have left.
         self._restart_after_leaving: dict[int, StartFrom] = {}
-        self._detections: dict[int, ClockEvent] = {}  # when peers declare a node dead
+        self._detections: dict[int, ScheduledCall] = {}  # when peers declare a node dead
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
-        self._next: ClockEvent | None = None
+        self._next: ScheduledCall | None = None
         self._idle = 0  # events of the schedule that count for MAX_IDLE
         self._last_departure = ""
 
@@ -196,7 +196,7 @@ class FaultRunner:
 
     def _thaw(self, rank: int) -> None:
         host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} continues"
-        if host.thawed is None:
+        if not host.frozen:
             return
         if rank in self._lost:
             first = self._meet(node, node.round + 1, restarted=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 from gossamer.messages.tags import WINDOW, Message
 from gossamer.network import Path
-from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
+from gossamer.runtime.simulate.core import NEVER_NS, NS, Order, ScheduledCall
 from gossamer.runtime.simulate.links import ROUNDING_BYTES, Links, Transfer, duration_ns
 
 
@@ -29,7 +29,7 @@ class _FifoTransfer(Transfer):
     begin_ns: int = 0  # when the downlink began to take it, or when the downlink's rate last changed
     taken: float = 0  # bytes that the downlink had taken by then
     last_bit_ns: int = 0  # when the downlink has taken all of it
-    event: ClockEvent | None = None  # the next step at the receiver
+    event: ScheduledCall | None = None  # the next step at the receiver
 
     def gone_by(self, time_ns: int) -> int:
         """Whole bytes that have left by an instant."""
@@ -58,7 +58,9 @@ class FifoLinks(Links):
         super().__init__(*args)
         self._uplinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
         self._downlinks: list[deque[_FifoTransfer]] = [deque() for _ in range(self._nodes)]
-        self._turns: list[ClockEvent | None] = [None] * self._nodes  # start of the next message, if one waits
+        self._turns: list[ScheduledCall | None] = [
+            None
+        ] * self._nodes  # start of the next message, if one waits
 
     def _queue(self, message: Message, to: int, size: int) -> Transfer:
         source = message.source

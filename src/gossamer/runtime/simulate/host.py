@@ -3,7 +3,7 @@ tasks."""
 
 from __future__ import annotations
 
-import asyncio
+from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +16,16 @@ from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.setup import Presence
+from gossamer.node.waiting import Slot, all_ended, resolve
 from gossamer.randomness import generator
 from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.setup import Setup
-from gossamer.runtime.simulate.clock import MAX_PASSES, Clock, Order
+from gossamer.runtime.simulate.adapter import explained
 from gossamer.runtime.simulate.compute import Compute, Executor
+from gossamer.runtime.simulate.core import MAX_PASSES, Core, Order
+from gossamer.runtime.simulate.fiber import Fiber
 from gossamer.runtime.simulate.links import Links
 from gossamer.runtime.simulate.mixing import Mixer
 from gossamer.runtime.simulate.presence import SimPresence
@@ -37,7 +40,7 @@ class SimContext:
     setup: Setup
     observer: Observer
     profile: Profile
-    clock: Clock
+    clock: Core
     rows: Rows
     links: Links
     executor: Executor
@@ -62,6 +65,7 @@ class SimHost:
         self._instant_ns, self._rounds = -1, 0
         # Methods that don't depend on the node are bound once, which saves a call each time.
         self.now, self.network_bytes = context.clock.now, context.links.network_bytes
+        self.slot, self.spawn = context.clock.slot, context.clock.spawn
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
         self._submit = context.compute.submit
         self.compute: Callable[[Computation], Awaitable[Any]] = self._submit
@@ -119,7 +123,7 @@ class FaultyHost(SimHost):
         dead: whether the node has crashed or left.
         leaving: whether the node leaves at the end of its round.
         done: whether the node has noticed that it leaves, so that its rounds are over.
-        thawed: a future that is done when the node thaws; None while it is not frozen."""
+        frozen: whether everything that would happen to the node is held back."""
 
     def __init__(
         self, context: SimContext, rank: int, round_ended: Callable[[int], None], presence: SimPresence
@@ -127,26 +131,32 @@ class FaultyHost(SimHost):
         super().__init__(context, rank, round_ended)
         self.presence, self.lost, self._freezes = presence, presence.lost, context.setup.faults.freezes
         self.dead = self.leaving = self.done = False
-        self.thawed: asyncio.Future[None] | None = None
+        self.frozen = False
+        self._waiting: list[Slot] = []  # of tasks that wait until the node thaws
         self.compute = self._compute_alive  # an override would be hidden by the bound method
         self._held: list[Callable[[], None]] = []  # calls that wait until the node thaws
 
     def freeze(self) -> None:
         """Hold back everything that would happen to the node."""
-        self.thawed = asyncio.get_running_loop().create_future()
+        self.frozen = True
 
     def thaw(self) -> None:
         """Let the node continue. First, the calls that were held back are made, in order."""
-        assert self.thawed is not None
-        self.thawed.set_result(None)
-        self.thawed = None
+        waiting, self._waiting, self.frozen = self._waiting, [], False
+        for slot in waiting:
+            resolve(slot)
         held, self._held = self._held, []
         for call in held:
             self.happen(call)
 
+    def thaws(self) -> Slot:
+        """A new slot that is done when the node thaws."""
+        self._waiting.append(slot := self.slot())
+        return slot
+
     def happen(self, call: Callable[[], None]) -> None:
         """Make a call on the node's behalf once it is not frozen, or never if it is dead by then."""
-        if self.thawed is not None:
+        if self.frozen:
             self._held.append(call)
         elif not self.dead:
             call()
@@ -180,7 +190,7 @@ class FaultyHost(SimHost):
 
     def _check_alive(self) -> None:
         if self.dead:
-            raise asyncio.CancelledError
+            raise CancelledError
 
 
 class _HeldSending(Sending):
@@ -191,11 +201,11 @@ class _HeldSending(Sending):
 
     def __await__(self) -> Generator[Any, None, None]:
         yield from self._sending.__await__()
-        while self._host.thawed is not None:
-            yield from asyncio.shield(self._host.thawed).__await__()
+        while self._host.frozen:
+            yield from self._host.thaws().__await__()
 
     def done(self) -> bool:
-        return self._sending.done() and self._host.thawed is None
+        return self._sending.done() and not self._host.frozen
 
     def cancel(self) -> bool:
         return self._sending.cancel()
@@ -211,20 +221,20 @@ class NodeTasks:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        core: Core,
         size: int,
         nodes: Sequence[NodeRuntime],
         returned: Callable[[int], None],
     ) -> None:
-        self._loop, self._nodes, self._returned = loop, nodes, returned
-        self.end: asyncio.Future[str] = loop.create_future()
+        self._core, self._nodes, self._returned = core, nodes, returned
+        self.end = core.slot()
         self.running = set(range(size))
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._endings: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, Fiber[None]] = {}
+        self._endings: dict[Fiber[None], NodeRuntime] = {}  # of nodes that have crashed or left
 
     def begin(self, node: NodeRuntime, protocol: Protocol) -> None:
         self.running.add(node.rank)
-        self._tasks[node.rank] = self._loop.create_task(self._run(node, protocol))
+        self._tasks[node.rank] = self._core.spawn(self._run(node, protocol))
 
     async def _run(self, node: NodeRuntime, protocol: Protocol) -> None:
         """Run a node's protocol. The tasks that it spawned continue after it returns, and may still fail."""
@@ -233,15 +243,16 @@ class NodeTasks:
             self._returned(node.rank)
             raise await node.failure()
         except Exception as error:  # noqa: BLE001 - an author's protocol may raise anything
-            failure = describe_failure(error, node.rank, node.failure_round)
+            failure = describe_failure(explained(error), node.rank, node.failure_round)
             failure.__cause__ = error
             self.fail(failure)
 
     def cancel(self, rank: int) -> None:
         if rank in self._tasks:
             self._tasks.pop(rank).cancel()
-            self._endings.add(ending := self._loop.create_task(self._nodes[rank].end()))
-            ending.add_done_callback(self._endings.discard)
+            node = self._nodes[rank]
+            self._endings[ending := self._core.spawn(node.end())] = node
+            ending.add_done_callback(self._endings.pop)
 
     def ended(self, rank: int) -> None:
         self.running.discard(rank)
@@ -258,16 +269,15 @@ class NodeTasks:
 
     def close(self, *, interrupted: bool) -> None:
         """Cancel all tasks, unless the user interrupts, and close those that don't end at this instant."""
-        tasks = asyncio.all_tasks(self._loop)
-        if tasks and not interrupted:
-            for task in tasks:
+        if not interrupted:
+            for task in (tasks := self._unended()):
                 task.cancel()
             with suppress(RunFailed):  # some tasks don't end
-                self._loop.run_until_complete(asyncio.wait(tasks))
-        # Silence asyncio's messages about pending tasks that are destroyed.
-        self._loop.set_exception_handler(lambda loop, context: None)
-        for task in asyncio.all_tasks(self._loop):
-            coroutine = task.get_coro()
-            assert coroutine is not None
+                self._core.run(all_ended(self._core.slot, tasks))
+        for task in self._unended():
             with suppress(Exception):  # an algorithm may raise on its way out, after the end of the run
-                coroutine.close()
+                task.close()
+
+    def _unended(self) -> list[Any]:
+        of_nodes = [task for node in (*self._nodes, *self._endings.values()) for task in node.tasks]
+        return [task for task in (*self._tasks.values(), *self._endings, *of_nodes) if not task.done()]

@@ -5,7 +5,6 @@ depends on the sharing: see :mod:`fifo` and :mod:`fair`. Sizes are those of the 
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -22,7 +21,8 @@ from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.network.network import checked_changes
-from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, ClockEvent, Order, to_ns
+from gossamer.node.waiting import Slot, resolve
+from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.sent import SentBytes
 
 if TYPE_CHECKING:
@@ -50,18 +50,18 @@ class Transfer(Sending):
     lost: bool = False  # by the network
     cancelled: bool = False  # by its sender
     accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
-    waiters: list[asyncio.Future[None]] | None = None
-    wake: ClockEvent | None = None
+    waiters: list[Slot] | None = None
+    wake: ScheduledCall | None = None
 
     def __await__(self) -> Generator[Any, None, None]:
         # A message that the network loses is accepted when it has left.
         if self.done():
             return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.waiters = [*(self.waiters or ()), future]
+        slot = self.links.clock.slot()
+        self.waiters = [*(self.waiters or ()), slot]
         if self.accepted_ns is not None:
             self.accept_at(self.accepted_ns)
-        yield from future
+        yield from slot.__await__()
 
     def done(self) -> bool:
         accepted_ns = self.accepted_ns
@@ -80,22 +80,22 @@ class Transfer(Sending):
             self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
 
     def accept(self) -> None:
-        for future in self.waiters or ():
-            _resolve(future)
+        for slot in self.waiters or ():
+            resolve(slot)
         self.waiters = None
 
 
 class Sent(Sending):
     """Messages that left at the instant of the call, so that none can be cancelled."""
 
-    def __init__(self, clock: Clock, source: int, accepted_ns: int) -> None:
+    def __init__(self, clock: Core, source: int, accepted_ns: int) -> None:
         self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
 
     def __await__(self) -> Generator[Any, None, None]:
         if not self.done():
-            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(_resolve, future))
-            yield from future
+            slot = self._clock.slot()
+            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(resolve, slot))
+            yield from slot.__await__()
 
     def done(self) -> bool:
         return self._accepted_ns <= self._clock.now_ns
@@ -104,13 +104,8 @@ class Sent(Sending):
         return False
 
 
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
 def duration_ns(size: float, bytes_per_second: float) -> int:
-    """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.clock.NEVER_NS`: the
+    """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.core.NEVER_NS`: the
     clock ends before they have left, unless the rate changes."""
     duration = size / bytes_per_second * NS if bytes_per_second > 0 else NEVER_NS
     return round(duration) if duration < NEVER_NS else NEVER_NS
@@ -138,7 +133,7 @@ class Links(ABC):
 
     def __init__(
         self,
-        clock: Clock,
+        clock: Core,
         network: Network,
         nodes: int,
         seed: int,

@@ -6,7 +6,6 @@ are computed together. No node sees a difference, because the summed vectors are
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -16,22 +15,23 @@ from torch import Tensor
 from gossamer.learning.mixing import Step, Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
+from gossamer.node.waiting import Slot
 from gossamer.runtime.recording import Profile
-from gossamer.runtime.simulate.clock import Clock
+from gossamer.runtime.simulate.core import Core
 
 MAX_DEFERRED = 256
 """Above this number, deferred sums are computed at the end of the instant, since they keep the rows they read."""
 MIN_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
-_Request = tuple[int, Step, bool, asyncio.Future[Any]]
+_Request = tuple[int, Step, bool, Slot]
 
 
 class Mixer:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
-    def __init__(self, clock: Clock, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
+    def __init__(self, clock: Core, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
         self._clock, self._rows, self._workers = clock, rows, workers
         self._profile = profile
-        # By request: rank, step, whether its result is read at once, and the future of the commit's result.
+        # By request: rank, step, whether its result is read at once, and the slot of the commit's result.
         self._requests: list[_Request] = []
         self._deferred: list[tuple[Sum, Tensor]] = []
         self._unwritten: set[int] = set()  # ids of rows that are deferred
@@ -41,11 +41,11 @@ class Mixer:
     def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
         """Queue a node's step. The awaitable gives the result of its ``commit``. Unless ``read``,
         :meth:`settle` must run before the result is read."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        slot = self._clock.slot()
         if not self._requests:
             self._clock.when_quiet(-1, self._flush)
-        self._requests.append((rank, step, read, future))
-        return future
+        self._requests.append((rank, step, read, slot))
+        return slot
 
     def settle_for(self, vector: Any) -> None:
         if id(vector) in self._unwritten:
@@ -80,31 +80,31 @@ class Mixer:
 
     def _run(self, requests: Sequence[_Request]) -> None:
         """Run steps of different nodes: sums of whole vectors become deferred, the others run on the workers."""
-        others: list[tuple[Step, asyncio.Future[Any]]] = []
-        for _, step, _, future in requests:
-            if future.done():  # cancelled
+        others: list[tuple[Step, Slot]] = []
+        for _, step, _, slot in requests:
+            if slot.done():  # cancelled
                 continue
             try:
                 step.prepare()
                 self.settle_for(step.own)
                 row = self._defer(step)
                 if row is None:
-                    others.append((step, future))
+                    others.append((step, slot))
                 else:
-                    future.set_result(step.commit(row))
+                    slot.set_result(step.commit(row))
             except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
-                future.set_exception(error)
+                slot.set_exception(error)
         if not others:
             return
         shared = self._rows.length >= MIN_LENGTH
         attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _ in others])
-        for (step, future), (result, failure) in zip(others, attempts, strict=True):
+        for (step, slot), (result, failure) in zip(others, attempts, strict=True):
             try:
                 if failure is not None:
                     raise failure
-                future.set_result(step.commit(result))
+                slot.set_result(step.commit(result))
             except Exception as error:  # noqa: BLE001 - likewise
-                future.set_exception(error)
+                slot.set_exception(error)
 
     def _attempt(self, step: Step) -> tuple[Any, Exception | None]:
         try:

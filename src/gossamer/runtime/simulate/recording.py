@@ -23,7 +23,7 @@ from gossamer.runtime.recording import (
     node_row,
     stopwatch,
 )
-from gossamer.runtime.simulate.clock import Order, to_ns
+from gossamer.runtime.simulate.core import Order, to_ns
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.replay import Replay
 

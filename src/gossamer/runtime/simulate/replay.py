@@ -26,7 +26,7 @@ from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Place
 from gossamer.results.checkpoints import RunCheckpoint
-from gossamer.runtime.simulate.clock import to_ns
+from gossamer.runtime.simulate.core import to_ns
 
 
 class ReplayDiffers(GossamerError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import math
 import sys
@@ -26,6 +25,7 @@ from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
+from gossamer.node.waiting import resolve
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
@@ -44,8 +44,8 @@ from gossamer.runtime.recording import (
 )
 from gossamer.runtime.setup import Setup, prepare
 from gossamer.runtime.simulate.checkpoints import SimCheckpoints
-from gossamer.runtime.simulate.clock import NEVER_NS, NS, Clock, Order, VirtualLoop, to_ns
 from gossamer.runtime.simulate.compute import Compute, Executor
+from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, to_ns
 from gossamer.runtime.simulate.fair import FairLinks
 from gossamer.runtime.simulate.fault_runner import FaultRunner
 from gossamer.runtime.simulate.fifo import FifoLinks
@@ -201,7 +201,7 @@ class Simulation:
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
-        self._clock = clock = Clock(self._waiting, self._report_if_due)
+        self._clock = clock = Core(self._waiting, self._report_if_due)
         rows, profile = Rows(setup.layout.size, options.device), Profile()
         count = options.workers if options.device == "cpu" else 1  # one thread is enough to launch kernels
         self._workers = workers = ThreadPool(count, options.threads, self._report_if_due)
@@ -245,14 +245,14 @@ class Simulation:
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
-        context, loop = self._context, VirtualLoop(self._clock)
-        self._tasks = NodeTasks(loop, self._setup.experiment.nodes, self.nodes, self._returned)
+        context, core = self._context, self._clock
+        self._tasks = NodeTasks(core, self._setup.experiment.nodes, self.nodes, self._returned)
         ending = ending_signals(lambda: self._tasks.finish("stopped"), self._observer.say)
-        with ending, unawaited_calls_fail(self.nodes):
+        with ending, unawaited_calls_fail():
             try:
                 self._build()
                 self._observer.start(self._setup.description())
-                reason = self._end(loop.run_until_complete(self._main()))
+                reason = self._end(core.run(self._main()))
                 if self._replay is None or self._replay.complete:  # otherwise the models are not valid yet
                     models = [self._last_model(node, reason) for node in self.nodes]
                     parameters = torch.stack([model.parameters for model in models])
@@ -266,10 +266,9 @@ class Simulation:
                     self._recorder.flush()
             finally:
                 counted = self._totals()
-                self._clock.stop()
+                core.stop()
                 self._tasks.close(interrupted=isinstance(sys.exception(), KeyboardInterrupt))
                 context.links.close()
-                loop.close()
                 if self._checkpoints is not None:
                     self._checkpoints.close()
                 self._workers.close()
@@ -303,7 +302,7 @@ class Simulation:
         experiment, clock = self._setup.experiment, self._clock
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
-            clock.at(end_ns, Order.END, 0, partial(self._tasks.finish, "time"))
+            clock.at(end_ns, Order.END, 0, self._tasks.finish, "time")
         if self._faults is not None:
             self._faults.begin()
         if (replay := self._replay) is not None:
@@ -316,11 +315,11 @@ class Simulation:
             self._save(node)
             self._tasks.begin(node, partial(experiment.algorithm.run, node.node))
         self._begun = time.perf_counter()
-        reason = await self._tasks.end
+        reason: str = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
-            instant_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            clock.at(clock.now_ns, Order.END, 0, lambda: instant_over.set_result(None))
+            instant_over = clock.slot()
+            clock.at(clock.now_ns, Order.END, 0, resolve, instant_over)
             await instant_over
         return reason
 

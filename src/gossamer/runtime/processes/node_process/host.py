@@ -11,12 +11,12 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ from gossamer.runtime.processes.transport.transport import Transport
 from gossamer.runtime.setup import Setup
 
 log = logging.getLogger("gossamer")
+
+T = TypeVar("T")
 
 SHORTEST_S = 0.001
 """The shortest sleep of a node, in seconds, since its clock may be paused."""
@@ -258,6 +260,12 @@ class NodeHost:
 
     def network_bytes(self) -> int | None:
         return None
+
+    def slot(self) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().create_future()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return asyncio.get_running_loop().create_task(coroutine)
 
     def timer(
         self, seconds: float, call: Callable[[], None], *, background: bool = False

@@ -150,7 +150,7 @@ class NodeProcess:
             self._tell(protocol.Ready(*self._address))
             await asyncio.wait((self._go, self._finish), return_when=asyncio.FIRST_COMPLETED)
             if self._go.done():
-                with unawaited_calls_fail((self._node,)):
+                with unawaited_calls_fail():
                     await self._take_part()
             if slow := self._host.slow:
                 counts = f"{slow} of {self._host.computations} computations"

@@ -1,4 +1,4 @@
-"""Virtual time: events in a fixed order.
+"""The core of the simulator: virtual time, with events in a fixed order, and the coroutines that they wake.
 
 Within one instant, results of computations are committed, then messages arrive and are delivered, then timers
 fire; each in the order (rank, sequence number of that rank). Then the coroutines that these events woke run.
@@ -7,17 +7,21 @@ instant is observed and recorded."""
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import math
+import sys
 from collections import deque
-from collections.abc import Callable
-from contextvars import Context, copy_context
+from collections.abc import Callable, Coroutine
 from enum import IntEnum
+from functools import partial
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, TypeVar
 
 from gossamer.errors import Deadlock, RunFailed
+from gossamer.runtime.simulate.adapter import Adapter
+from gossamer.runtime.simulate.fiber import Fiber, Ready, SimSlot
+
+T = TypeVar("T")
 
 NS = 1_000_000_000
 NEVER_NS = 2**62  # an instant that never comes, after 146 years: no event happens then or later
@@ -35,76 +39,129 @@ class Order(IntEnum):
     END = 5
 
 
-class ClockEvent:
-    """A call at an instant."""
+class ScheduledCall(list[Any]):
+    """A call at an instant: time, kind, rank, number of that rank, function, arguments, whether it is in the background,
+    and the core. Calls are compared by the first four, which no two share."""
 
-    __slots__ = ("_clock", "background", "call")
-
-    def __init__(self, call: Callable[[], None], clock: Clock, background: bool) -> None:
-        self.call: Callable[[], None] | None = call
-        self.background = background
-        self._clock = clock
+    __slots__ = ()
 
     def cancel(self) -> None:
-        if self.call is not None:
-            self.call = None
-            self._clock.forget(self)
+        if self[4] is not None:
+            self[4], self[5] = None, ()
+            self[7].forget(self)
 
 
-class Clock:
-    """The virtual clock and its events.
+class Core:
+    """Virtual time: which call comes next, and which coroutines may go on.
 
     ``waiting`` describes what every node waits for, for the message of a deadlock. ``new_instant`` is called
     whenever time has advanced.
 
     Attributes:
         now_ns: nanoseconds since the start, an integer.
-        pending: the number of scheduled events that could wake a node."""
+        pending: the number of scheduled calls that could wake a node.
+        ready: what runs next at this instant; see :mod:`fiber`.
+        slot: makes a new slot.
+        adapter: the event loop of asyncio's objects."""
 
     def __init__(
         self, waiting: Callable[[], str] = str, new_instant: Callable[[], None] = lambda: None
     ) -> None:
         self.now_ns = self.pending = 0
         self.waiting, self._new_instant = waiting, new_instant
-        self._heap: list[tuple[int, int, int, int, ClockEvent]] = []
-        self._sequences: dict[int, int] = {}
+        self.ready: Ready = deque()
+        self.slot = partial(SimSlot, self.ready)
+        self.adapter = Adapter(self)
+        self._heap: list[ScheduledCall] = []
+        self._numbers: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
         self._passes = self._turns = 0  # at this instant
-        self._cancelled = 0  # cancelled events that are still in the heap
-        self._stopped = False
+        self._cancelled = 0  # cancelled calls that are still in the heap
+        self._stopped = self._over = False
+
+    # --- coroutines
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Fiber[T]:
+        """Run a coroutine as a fiber, which starts when the running one next waits."""
+        return Fiber(self, coroutine)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run until a coroutine ends. Returns its result."""
+        main, ready, adapter, hooks = (
+            self.spawn(coroutine),
+            self.ready,
+            self.adapter,
+            sys.get_asyncgen_hooks(),
+        )
+        main.add_done_callback(self._end)
+        self._over = False
+        adapter.begin()
+        sys.set_asyncgen_hooks(None, None)  # those of an event loop outside
+        try:
+            while not self._over:
+                if ready:
+                    self._count_turn()
+                else:
+                    self.advance()
+                with adapter:
+                    for _ in range(len(ready)):  # a turn: what it wakes runs in the next one
+                        call, first, second = ready.popleft()
+                        call(first, second)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            main.close()
+        return main.result()
+
+    def _end(self, _: Fiber[Any]) -> None:
+        self._over = True
+
+    # --- calls
 
     def now(self) -> float:
         return self.now_ns / NS
 
     def at(
-        self, time_ns: int, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
-    ) -> ClockEvent:
+        self,
+        time_ns: int,
+        order: Order,
+        rank: int,
+        call: Callable[..., object],
+        *arguments: Any,
+        background: bool = False,
+    ) -> ScheduledCall:
         """Schedule a call for a node; a past instant means now. No node waits for a background call."""
-        event = ClockEvent(call, self, background)
-        # Each rank has its own sequence, so that no node can reorder another node's events.
-        sequence = self._sequences.get(rank, 0)
-        self._sequences[rank] = sequence + 1
-        now_ns = self.now_ns
-        heapq.heappush(self._heap, (time_ns if time_ns > now_ns else now_ns, order, rank, sequence, event))
+        # Each rank has its own numbers, so that no node can reorder another node's events.
+        number = self._numbers.get(rank, 0)
+        self._numbers[rank] = number + 1
+        if time_ns < self.now_ns:
+            time_ns = self.now_ns
+        scheduled = ScheduledCall((time_ns, order, rank, number, call, arguments, background, self))
+        heapq.heappush(self._heap, scheduled)
         self.pending += not background
-        return event
+        return scheduled
 
     def after(
-        self, seconds: float, order: Order, rank: int, call: Callable[[], None], *, background: bool = False
-    ) -> ClockEvent:
+        self,
+        seconds: float,
+        order: Order,
+        rank: int,
+        call: Callable[..., object],
+        *arguments: Any,
+        background: bool = False,
+    ) -> ScheduledCall:
         """Schedule a call some seconds from now; less than half a nanosecond means now."""
-        return self.at(self.now_ns + to_ns(seconds), order, rank, call, background=background)
+        return self.at(self.now_ns + to_ns(seconds), order, rank, call, *arguments, background=background)
 
     def when_quiet(self, rank: int, call: Callable[[], None]) -> None:
         """Make a call at this instant, once every coroutine waits and no event of the instant is left."""
         self._quiet.append((rank, call))
 
-    def forget(self, event: ClockEvent) -> None:
-        """Count an event as cancelled. Cancelled events leave the heap when they are most of it."""
-        self.pending -= not event.background
+    def forget(self, scheduled: ScheduledCall) -> None:
+        """Count a call as cancelled. Cancelled calls leave the heap when they are most of it."""
+        self.pending -= not scheduled[6]
         self._cancelled += 1
         if self._cancelled > 1000 + len(self._heap) // 2:
-            self._heap[:] = [entry for entry in self._heap if entry[-1].call is not None]
+            self._heap[:] = [entry for entry in self._heap if entry[4] is not None]
             heapq.heapify(self._heap)
             self._cancelled = 0
 
@@ -137,13 +194,14 @@ class Clock:
     def _run_events(self) -> int:
         heap, now_ns, rank = self._heap, self.now_ns, 0
         while heap and heap[0][0] == now_ns:
-            _, order, rank, _, event = heapq.heappop(heap)
-            call, event.call = event.call, None
+            scheduled = heapq.heappop(heap)
+            _, order, rank, _, call, arguments, background, _ = scheduled
             if call is None:
                 self._cancelled -= 1
             else:
-                self.pending -= not event.background
-                call()
+                scheduled[4] = None  # to cancel it now has no effect
+                self.pending -= not background
+                call(*arguments)
             if order >= Order.OBSERVE or (heap and heap[0][1] >= Order.OBSERVE):
                 break  # the coroutines that were woken run before the instant is observed
         return rank
@@ -154,7 +212,7 @@ class Clock:
             call()
         return calls[-1][0]
 
-    def count_turn(self) -> None:
+    def _count_turn(self) -> None:
         self._turns += 1
         if self._turns > MAX_PASSES:
             raise self._spinning("a task keeps running without letting time pass")
@@ -165,38 +223,6 @@ class Clock:
     def stop(self) -> None:
         """Stop time at the end of a run. Tasks may still end at this instant."""
         self._stopped, self._turns = True, 0
-
-
-class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time. asyncio's tasks and futures work, and so does everything that asyncio
-    builds on them. asyncio's timers don't, because simultaneous timers fire in heap order, which an unrelated
-    timer can change. Where a real loop waits for sockets, this one advances virtual time."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__()
-        self._clock = clock
-        self._ready: deque[tuple[Callable[..., object], tuple[Any, ...], Context]] = deque()
-        self.time = clock.now  # type: ignore[method-assign]
-
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> None:
-        """Call after the current callback. Returns no handle: tasks and futures never cancel such a call."""
-        self._ready.append((callback, args, copy_context() if context is None else context))
-
-    def call_at(self, *_: object, **__: object) -> NoReturn:
-        raise RunFailed("asyncio timers don't work in virtual time; accepted: node.sleep()")
-
-    def _run_once(self) -> None:
-        """Make all due calls. If there are none, advance virtual time first."""
-        ready = self._ready
-        if ready:
-            self._clock.count_turn()
-        else:
-            self._clock.advance()
-        for _ in range(len(ready)):
-            callback, args, context = ready.popleft()
-            context.run(callback, *args)
 
 
 def to_ns(seconds: float) -> int:

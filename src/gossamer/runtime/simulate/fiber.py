@@ -1,0 +1,211 @@
+"""Coroutines that the core steps, and the slots that they wait for.
+
+What is ready is a queue of (function, two arguments). A fiber that is woken is one entry of it, so it resumes in the order
+in which fibers were woken, as a task of asyncio does."""
+
+from __future__ import annotations
+
+from asyncio import CancelledError, InvalidStateError
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from gossamer.runtime.simulate.core import Core
+
+T = TypeVar("T")
+
+Ready = deque[tuple[Callable[[Any, Any], object], Any, Any]]
+
+
+class SimSlot:
+    """The simulator's :class:`~gossamer.node.waiting.Slot`."""
+
+    __slots__ = ("_done", "_error", "_fiber", "_ready", "_result")
+
+    def __init__(self, ready: Ready) -> None:
+        self._ready = ready
+        self._done = False
+        self._fiber: Fiber[Any] | None = None  # the one that waits
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, result: Any, /) -> None:
+        if self._done:
+            raise InvalidStateError("the slot has a result already")
+        self._done, self._result = True, result
+        if self._fiber is not None:
+            self._ready.append((step, self._fiber, None))
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._error = error
+        self.set_result(None)
+
+    def cancel(self) -> bool:
+        if self._done:
+            return False
+        self.set_exception(CancelledError())
+        return True
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self._done:
+            yield self
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Fiber(Generic[T]):
+    """A coroutine that runs concurrently: the simulator's :class:`~gossamer.node.waiting.NodeTask`.
+
+    It is a future for asyncio's functions too, so that they can wait for it."""
+
+    __slots__ = (
+        "_callbacks",
+        "_cancels",
+        "_context",
+        "_core",
+        "_coroutine",
+        "_done",
+        "_error",
+        "_result",
+        "_waits_for",
+        "watched",
+    )
+    # What asyncio's functions expect of a task besides its methods.
+    _asyncio_future_blocking = False
+    _cancel_message = None
+    _log_destroy_pending = property(lambda fiber: False, lambda fiber, value: None)
+
+    def __init__(self, core: Core, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._core, self._coroutine, self._context = core, coroutine, copy_context()
+        self._done = self._cancels = False
+        self._waits_for: Any = None  # what has to be done before it continues
+        # What becomes ready when it ends: a function, and its first argument. The second one is the fiber.
+        self._callbacks: list[tuple[Callable[[Any, Any], object], Any]] = []
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.watched = False
+        """Whether anyone but its owner has waited for its end. The owner's callback is the first one."""
+        core.ready.append((step, self, None))
+
+    def done(self) -> bool:
+        return self._done
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, CancelledError)
+
+    def cancel(self, msg: object = None) -> bool:
+        """See :class:`~gossamer.node.waiting.NodeTask`; ``msg`` is what asyncio passes, and has no effect."""
+        if self._done:
+            return False
+        if self._waits_for is None or not self._waits_for.cancel():
+            self._cancels = True
+        return True
+
+    def result(self) -> T:
+        if not self._done:
+            raise InvalidStateError("the task has not ended")
+        if self._error is not None:
+            raise self._error
+        result: T = self._result
+        return result
+
+    def exception(self) -> BaseException | None:
+        if not self._done or self.cancelled():
+            self.result()  # raises
+        return self._error
+
+    def add_done_callback(self, call: Callable[[Any], object], /, *, context: Context | None = None) -> None:
+        self._when_done(_call_back, (call, context))
+
+    def remove_done_callback(self, call: Callable[[Any], object], /) -> int:
+        kept = [entry for entry in self._callbacks if entry[0] is not _call_back or entry[1][0] != call]
+        removed, self._callbacks = len(self._callbacks) - len(kept), kept
+        return removed
+
+    def get_loop(self) -> Any:
+        return self._core.adapter
+
+    def _make_cancelled_error(self) -> CancelledError:
+        return CancelledError()
+
+    def close(self) -> None:
+        """End a coroutine that can't go on."""
+        self._coroutine.close()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if not self._done:
+            yield self
+        return self.result()
+
+    def _when_done(self, call: Callable[[Any, Any], object], first: Any) -> None:
+        if self._done:
+            self._core.ready.append((call, first, self))
+        else:
+            self._callbacks.append((call, first))
+
+    def _wait(self, awaited: Any) -> None:
+        """Wait for what the coroutine has yielded: a slot, a fiber, a future of asyncio, or None, which lets others run."""
+        if type(awaited) is SimSlot and awaited._fiber is None:
+            awaited._fiber = self
+        elif awaited is None:
+            self._core.ready.append((step, self, None))
+            return
+        elif type(awaited) is Fiber and awaited is not self:
+            awaited._when_done(step, self)
+        elif not self._core.adapter.wakes(awaited, partial(step, self)):
+            error = RuntimeError(f"a task awaits {awaited!r}, which nothing in this simulation can end")
+            self._core.ready.append((_throw, self, error))
+            return
+        self._waits_for = awaited
+        if self._cancels and awaited.cancel():
+            self._cancels = False
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        self._done, self._result, self._error = True, result, error
+        self.watched = len(self._callbacks) > 1
+        for call, first in self._callbacks:
+            self._core.ready.append((call, first, self))
+        self._callbacks = []
+
+
+def step(fiber: Fiber[Any], _: object) -> None:
+    """Let a fiber run until it next waits."""
+    if fiber._cancels:
+        fiber._cancels = False
+        _throw(fiber, CancelledError())
+    else:
+        _resume(fiber, fiber._coroutine.send, None)
+
+
+def _throw(fiber: Fiber[Any], error: BaseException) -> None:
+    _resume(fiber, fiber._coroutine.throw, error)
+
+
+def _resume(fiber: Fiber[Any], enter: Callable[[Any], Any], value: Any) -> None:
+    fiber._waits_for = None
+    try:
+        awaited = fiber._context.run(enter, value)
+    except StopIteration as end:
+        fiber._end(end.value, None)
+    except (KeyboardInterrupt, SystemExit) as error:
+        fiber._end(None, error)
+        raise
+    except BaseException as error:  # noqa: BLE001 - an author's coroutine may raise anything; its node reports it
+        fiber._end(None, error)
+    else:
+        fiber._wait(awaited)
+
+
+def _call_back(call: tuple[Callable[[Any], object], Context | None], fiber: Fiber[Any]) -> None:
+    function, context = call
+    if context is None:
+        function(fiber)
+    else:
+        context.run(function, fiber)
