@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gossamer.messages.tags import Payload, Sending, Traffic
+from gossamer.messages.tags import Payload, Sending
+from gossamer.node.setup import Counters
 
 if TYPE_CHECKING:
     from gossamer.node.runtime import NodeRuntime
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class LateSending(Sending):
     """A message that is queued later than it was sent. If it is cancelled before that, it is never queued."""
 
-    def __init__(self, counters: Traffic) -> None:
+    def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._queued: asyncio.Future[Sending | None] = asyncio.get_running_loop().create_future()
 

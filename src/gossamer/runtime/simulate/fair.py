@@ -209,7 +209,7 @@ class FairLinks(Links):
         transfer = connection.messages[0]
         connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
-        path = self._leave(transfer)
+        path = self._leave(transfer, self.clock.now_ns)
         self._route(connection, path, transfer.lost)
 
     def _route(self, connection: _Connection, path: Path | None, lost: bool) -> None:
@@ -247,7 +247,7 @@ class FairLinks(Links):
             connection.messages[0],
             0.0 if math.isinf(connection.rate) else connection.rate / NS,
         )
-        self._sent.flow(transfer, transfer.size - connection.rest, per_ns, connection.since_ns)
+        self._sent.flow(transfer, 0, transfer.size - connection.rest, per_ns, connection.since_ns)
 
     def _update_at(self, time_ns: int) -> None:
         if self._next is not None:
@@ -293,13 +293,14 @@ class FairLinks(Links):
             return
         transfer.end_ns = now
         self._left(transfer)
+        self._sent.stop(transfer, transfer.size)
         if transfer.lost:
             transfer.accept_at(now)
         else:
-            self._arrive(transfer)
+            self._travel(transfer)
         self._end(connection)
 
-    def _arrive(self, transfer: Transfer) -> None:
+    def _travel(self, transfer: Transfer) -> None:
         arrival_ns = self.clock.now_ns + transfer.latency_ns
         self.clock.at(arrival_ns, Order.DELIVERY, transfer.message.source, partial(self._finish, transfer))
 
@@ -315,8 +316,9 @@ class FairLinks(Links):
             return True
         gone = connection.gone_by(self.clock.now_ns)
         self._interrupt(transfer, gone)
+        self._sent.stop(transfer, gone)
         if gone and not transfer.lost:
-            self._arrive(transfer)
+            self._travel(transfer)
         self._end(connection)
         self._update_at(self.clock.now_ns)
         return True
