@@ -27,7 +27,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from gossamer.messages.tags import WINDOW, Message
+from gossamer.messages.tags import WINDOW, Message, Sending
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import NETWORK, ROUNDING_BYTES, Links, Transfer, duration_ns
@@ -193,17 +193,19 @@ class FairLinks(Links):
 
     # --- connections
 
-    def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        source, key = message.source, 0 if self._in_turn else to
-        transfer = Transfer(self, message, to, size, size)
-        connection = self._connections[source].get(key)
-        if connection is None:
-            connection = self._connections[source][key] = _Connection(source=source, key=key)
-        connection.messages.append(transfer)
-        if len(connection.messages) == 1:
-            self._begin(connection)
-            self._update_at(self.clock.now_ns)
-        return transfer
+    def _queue(self, source: int, messages: Sequence[tuple[Message, int]], size: int) -> list[Sending]:
+        transfers: list[Sending] = []
+        for message, to in messages:
+            transfers.append(transfer := Transfer(self, message, to, size, size))
+            key = 0 if self._in_turn else to
+            connection = self._connections[source].get(key)
+            if connection is None:
+                connection = self._connections[source][key] = _Connection(source=source, key=key)
+            connection.messages.append(transfer)
+            if len(connection.messages) == 1:
+                self._begin(connection)
+                self._update_at(self.clock.now_ns)
+        return transfers
 
     def _begin(self, connection: _Connection) -> None:
         transfer = connection.messages[0]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gossamer.messages.tags import WINDOW, Message
+from gossamer.messages.tags import WINDOW, Message, Sending
 from gossamer.network import Path
 from gossamer.runtime.simulate.clock import NEVER_NS, NS, ClockEvent, Order
 from gossamer.runtime.simulate.links import ROUNDING_BYTES, Links, Transfer, duration_ns
@@ -70,20 +70,18 @@ class FifoLinks(Links):
         self._turns: dict[int, tuple[int, ClockEvent]] = {}
         self._new_lines: set[int] = set()  # ranks whose line in the bytes of all nodes is outdated
 
-    def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        source = message.source
+    def _queue(self, source: int, messages: Sequence[tuple[Message, int]], size: int) -> list[Sending]:
         self._settle(source)
-        transfer = _FifoTransfer(self, message, to, size, size)
-        self._uplinks[source].append(transfer)
-        if self._planned[source] < AHEAD:
-            self._plan_ahead(source)
-        else:
-            self._await_turn(source)
-        return transfer
+        transfers = [_FifoTransfer(self, message, to, size, size) for message, to in messages]
+        self._uplinks[source] += transfers
+        self._plan_ahead(source)
+        self._settle(source)  # those that have left at once
+        return [*transfers]
 
     # --- uplinks
 
     def _settle(self, rank: int) -> None:
+        """Count the messages that have left a node by now."""
         uplink, now = self._uplinks[rank], self.clock.now_ns
         while uplink and uplink[0].end_ns <= now:
             self._planned[rank] -= 1
@@ -107,15 +105,15 @@ class FifoLinks(Links):
                 self._schedule(transfer, free_ns + transfer.latency_ns, Order.ARRIVAL, self._first_bit)
             free_ns = transfer.end_ns
             self._planned[rank] += 1
-        self._await_turn(rank)
+        if rank in self._turns or self._planned[rank] < len(uplink):
+            self._await_turn(rank)
 
     def _unplan(self, rank: int, place: int) -> None:
         """Forget when messages leave that have not begun, from a place in the queue on."""
         uplink, planned = self._uplinks[rank], self._planned[rank]
         for transfer in reversed(uplink[place:planned]):
             self._stay(transfer)
-            if transfer.event is not None:
-                transfer.event.cancel()
+            self._unschedule(transfer)
         self._planned[rank] = min(place, planned)
 
     def _await_turn(self, rank: int) -> None:
@@ -143,6 +141,7 @@ class FifoLinks(Links):
         if transfer.lost:
             if transfer.size > WINDOW:
                 transfer.accept_at(transfer.end_ns)
+            self._unschedule(transfer)
             if transfer.end_ns < NEVER_NS:
                 self._schedule(transfer, transfer.end_ns, Order.ARRIVAL, self._lost)
 
@@ -202,23 +201,30 @@ class FifoLinks(Links):
     def _first_bit(self, transfer: _FifoTransfer) -> None:
         """The first bit of a message arrives."""
         downlink = self._downlinks[transfer.to]
+        free_ns = downlink[-1].last_bit_ns if downlink else 0
         downlink.append(transfer)
-        self._take(transfer.to, len(downlink) - 1)
+        self._take(transfer, free_ns)
 
-    def _take(self, rank: int, position: int = 0) -> None:
-        """Plan when a downlink takes its messages, from a position in its queue on."""
-        downlink, rate = self._downlinks[rank], self.rates[self._nodes + rank]
-        free_ns = downlink[position - 1].last_bit_ns if position else downlink[0].begin_ns
-        for transfer in downlink[position:]:
-            latency_ns = transfer.latency_ns
-            transfer.begin_ns = max(transfer.start_ns + latency_ns, free_ns)
-            through_ns = transfer.begin_ns + duration_ns(transfer.carried - transfer.taken, rate)
-            free_ns = transfer.last_bit_ns = max(through_ns, transfer.end_ns + latency_ns)
-            self._schedule(transfer, free_ns, Order.DELIVERY, self._taken)
-            if transfer.size > WINDOW:
-                # By then the sender has the acknowledgement of all but the last window.
-                window_ns = duration_ns(WINDOW, min(transfer.rate, rate))
-                transfer.accept_at(NEVER_NS if free_ns >= NEVER_NS else free_ns - window_ns + latency_ns)
+    def _take(self, transfer: _FifoTransfer, free_ns: int) -> None:
+        """Plan when a downlink takes a message, if it is free from an instant on."""
+        latency_ns, rate = transfer.latency_ns, self.rates[self._nodes + transfer.to]
+        transfer.begin_ns = max(transfer.start_ns + latency_ns, free_ns)
+        through_ns = transfer.begin_ns + duration_ns(transfer.carried - transfer.taken, rate)
+        transfer.last_bit_ns = last_ns = max(through_ns, transfer.end_ns + latency_ns)
+        self._schedule(transfer, last_ns, Order.DELIVERY, self._taken)
+        if transfer.size > WINDOW:
+            # By then the sender has the acknowledgement of all but the last window.
+            window_ns = duration_ns(WINDOW, min(transfer.rate, rate))
+            transfer.accept_at(NEVER_NS if last_ns >= NEVER_NS else last_ns - window_ns + latency_ns)
+
+    def _take_again(self, rank: int, place: int = 0) -> None:
+        """Plan again when a downlink takes its messages, from a place in its queue on."""
+        downlink = self._downlinks[rank]
+        free_ns = downlink[place - 1].last_bit_ns if place else downlink[0].begin_ns
+        for transfer in downlink[place:]:
+            self._unschedule(transfer)
+            self._take(transfer, free_ns)
+            free_ns = transfer.last_bit_ns
 
     def _taken(self, transfer: _FifoTransfer) -> None:
         self._downlinks[transfer.to].remove(transfer)
@@ -228,9 +234,12 @@ class FifoLinks(Links):
     def _schedule(
         self, transfer: _FifoTransfer, time_ns: int, order: Order, call: Callable[[_FifoTransfer], None]
     ) -> None:
+        transfer.event = self.clock.at(time_ns, order, transfer.message.source, partial(call, transfer))
+
+    def _unschedule(self, transfer: _FifoTransfer) -> None:
         if transfer.event is not None:
             transfer.event.cancel()
-        transfer.event = self.clock.at(time_ns, order, transfer.message.source, partial(call, transfer))
+            transfer.event = None
 
     # --- changes of the plan
 
@@ -249,9 +258,9 @@ class FifoLinks(Links):
             self._interrupt(transfer, transfer.gone_by(now))
             downlink = self._downlinks[transfer.to]
             if transfer in downlink:  # the downlink finishes it and those behind it earlier
-                self._take(transfer.to, downlink.index(transfer))
-            elif transfer.event is not None and (transfer.lost or not transfer.carried):
-                transfer.event.cancel()
+                self._take_again(transfer.to, downlink.index(transfer))
+            elif transfer.lost or not transfer.carried:
+                self._unschedule(transfer)
             self._plan_ahead(source)
         else:
             self._await_turn(source)
@@ -276,7 +285,7 @@ class FifoLinks(Links):
             if downlink:
                 # The first message no longer waits for those that were ahead of it and are lost now.
                 downlink[0].begin_ns = min(downlink[0].begin_ns, now)
-                self._take(rank)
+                self._take_again(rank)
 
     def _replan(self, transfer: _FifoTransfer) -> None:
         """Replan a message that is leaving, under new conditions. Without a path it is lost."""
@@ -284,8 +293,7 @@ class FifoLinks(Links):
         path = self._conditions.path(source, transfer.to)
         if path is None and not transfer.lost:
             transfer.lost = True
-            if transfer.event is not None:
-                transfer.event.cancel()
+            self._unschedule(transfer)
             if transfer in self._downlinks[transfer.to]:
                 self._downlinks[transfer.to].remove(transfer)
         elif self._rate_of(transfer, path) == transfer.rate:

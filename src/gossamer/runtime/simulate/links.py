@@ -122,6 +122,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+@lru_cache(maxsize=1024)
 def duration_ns(size: float, bytes_per_second: float) -> int:
     """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.clock.NEVER_NS`: the
     clock ends before they have left, unless the rate changes."""
@@ -204,11 +205,11 @@ class Links(ABC):
         if flights is not None:  # numbered messages are sent one by one
             numbered = [(flights.sent(message, rank), rank) for rank in to]
             if latency_ns is None:
-                return [self._queue(copy, rank, size) for copy, rank in numbered]
+                return self._queue(source, numbered, size)
             return [self._send_at_once(copy, (rank,), size, latency_ns) for copy, rank in numbered]
         if latency_ns is not None:
             return [self._send_at_once(message, to, size, latency_ns)] * len(to)
-        return [self._queue(message, rank, size) for rank in to]
+        return self._queue(source, [(message, rank) for rank in to], size)
 
     def measure(
         self, source: int, payload: Payload, tag: tuple[str | int, ...]
@@ -277,8 +278,8 @@ class Links(ABC):
     # --- methods that depend on the sharing
 
     @abstractmethod
-    def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        """Queue a message behind those that leave before it."""
+    def _queue(self, source: int, messages: Sequence[tuple[Message, int]], size: int) -> list[Sending]:
+        """Queue messages of a node, each with its receiver, behind those that leave before them."""
 
     @abstractmethod
     def _withdraw(self, transfer: Transfer) -> bool:
