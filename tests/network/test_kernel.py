@@ -11,7 +11,7 @@ queues 2.2 s, 1.35 s and 1.6 s). So the flow over two links is limited by its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -92,10 +92,11 @@ class PlanConditions(Conditions):
 def predicted(plan: Plan, flows: Sequence[Flow]) -> list[float]:
     """The ends of flows on the simulator's links, which count bytes of frames."""
     clock, hosts, ends = Core(), list(plan.hosts), {}
-    inboxes: list[Callable[[Message], None]] = [
-        lambda message: ends.setdefault(message.tag[0], clock.now()) for _ in hosts
-    ]
-    links = FairLinks(clock, PlanNetwork(plan=plan, sharing="fair"), len(hosts), 1, 2**40, inboxes)
+
+    def arrive(rank: int, message: Message) -> None:
+        ends.setdefault(message.tag[0], clock.now())
+
+    links = FairLinks(clock, PlanNetwork(plan=plan, sharing="fair"), len(hosts), 1, 2**40, arrive)
     for number, (source, to, after, size) in enumerate(flows):
         framed = size * FRAME // PAYLOAD
         payload = bytes(framed - wire_bytes((number,), bytes(framed)) + framed)

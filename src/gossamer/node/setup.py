@@ -228,6 +228,17 @@ class Presence(Protocol):
 
 
 @runtime_checkable
+class Counters(Protocol):
+    """Those of a node's counters (:class:`~gossamer.messages.tags.Traffic`) that the node itself increases."""
+
+    messages_cancelled: int
+    messages_late: int
+    messages_superseded: int
+    messages_taken: int
+    messages_refused: int
+
+
+@runtime_checkable
 class Host(Protocol):
     """One node's interface to its engine, and the only one.
 
@@ -246,8 +257,8 @@ class Host(Protocol):
         """A copy of the node's traffic counters up to now."""
 
     @property
-    def counters(self) -> Traffic:
-        """The live counters, to be updated. They may not include bytes in transmission."""
+    def counters(self) -> Counters:
+        """The live counters that the node increases."""
 
     def network_bytes(self) -> int | None:
         """Bytes that all nodes have sent up to now; None if only the coordinator knows."""

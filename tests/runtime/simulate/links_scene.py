@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -75,8 +74,7 @@ class Scene:
         self.watched: list[tuple[int, int, int, int, int]] = []
         network_ = drawn or UniformNetwork(**network)
         kind = FifoLinks if network_.sharing == "fifo" else FairLinks
-        inboxes = [partial(self._deliver, to) for to in range(nodes)]
-        self.links = kind(self.clock, network_, nodes, seed, 2**40, inboxes, self._watch)
+        self.links = kind(self.clock, network_, nodes, seed, 2**40, self._arrive, self._watch)
 
     def _watch(self, source: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
         self.watched.append((source, to, round(start_s * 1e9), round(end_s * 1e9), nbytes))
@@ -84,7 +82,7 @@ class Scene:
     def busy(self, rank: int) -> tuple[float | None, float | None]:
         return self.links.busy_seconds(rank, self.links.traffic(rank))
 
-    def _deliver(self, to: int, message: Message) -> None:
+    def _arrive(self, to: int, message: Message) -> None:
         self.arrived.append((to, message.source, self.clock.now_ns, len(message.payload)))
 
     def send(self, source: int, to: int, length: int) -> Any:

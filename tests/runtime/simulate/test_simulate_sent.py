@@ -100,9 +100,12 @@ def test_half_of_a_message_is_half_of_its_bytes() -> None:
 def test_many_outdated_ends_are_forgotten() -> None:
     sent = SentBytes()
     for k in range(5 * MANY_ENDS):
-        sent.flow("message", 0.0, 1e-3, k, (10**12 - k, 10**9))
+        sent.flow("message", 0, 0.0, 1e-3, k, 10**12 - k)
     assert len(sent._ends) <= 2 * MANY_ENDS
     assert sent.by(10**6) == pytest.approx(1e-3 * (10**6 - 5 * MANY_ENDS), abs=1)
+    assert sent.ended(10**6) == []
+    assert sent.ended(2 * 10**12) == ["message"]
+    sent.stop("message", 10**9)
     assert sent.by(2 * 10**12) == 10**9
 
 

@@ -34,10 +34,7 @@ class SimCheckpoints:
 
     A checkpoint holds every node as of the end of one of its rounds, and the messages that were sent before
     their sender was saved and had not arrived when their receiver was saved (Chandy and Lamport, 1985). In a
-    resumed run (``replay``), a node is saved only after it has been restored.
-
-    Attributes:
-        inboxes: by rank, the function that receives a node's messages."""
+    resumed run (``replay``), a node is saved only after it has been restored."""
 
     def __init__(
         self,
@@ -52,7 +49,6 @@ class SimCheckpoints:
         self._options, self._gathers = experiment.checkpoint, experiment.algorithm.gathers
         self._folder, self._numbers = CheckpointFolder(folder.checkpoints, experiment), folder.checkpoints
         context.links.flights = self
-        self.inboxes = [partial(self._deliver, rank) for rank in range(len(nodes))]
         # By sender: messages sent to each receiver, and messages in flight by receiver and number.
         self._sent: list[dict[int, int]] = [{} for _ in nodes]
         self._in_flight: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
@@ -76,7 +72,8 @@ class SimCheckpoints:
         """A message is no longer in flight: it has arrived, is lost or was cancelled."""
         self._in_flight[message.source].pop((to, message.number), None)
 
-    def _deliver(self, rank: int, message: Message) -> None:
+    def arriving(self, rank: int, message: Message) -> Message:
+        """Register a message that reaches a node. Returns it with its right payload."""
         node = self._nodes[rank]
         if rank in self._over and not node.mailbox.retired and self._context.compute.is_idle(rank):
             self._snapshot(node)  # its rounds are over, but its tasks may still answer messages
@@ -86,7 +83,7 @@ class SimCheckpoints:
         if self._gathers or not node.mailbox.retired:
             for round_end in self._round_ends_before(message, rank):
                 round_end.since.append(message)
-        node.deliver(message)
+        return message
 
     def _round_ends_before(self, message: Message, rank: int) -> set[_RoundEnd]:
         """The saved states of a node for which an arriving message may have been in flight: those for

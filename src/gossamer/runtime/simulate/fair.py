@@ -23,11 +23,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
-from gossamer.messages.tags import WINDOW, Message
+from gossamer.messages.tags import WINDOW, Message, Sending
 from gossamer.network import Path
 from gossamer.runtime.simulate.core import NEVER_NS, NS, Order, ScheduledCall
 from gossamer.runtime.simulate.links import NETWORK, ROUNDING_BYTES, Links, Transfer, duration_ns
@@ -193,23 +192,25 @@ class FairLinks(Links):
 
     # --- connections
 
-    def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        source, key = message.source, 0 if self._in_turn else to
-        transfer = Transfer(self, message, to, size, size)
-        connection = self._connections[source].get(key)
-        if connection is None:
-            connection = self._connections[source][key] = _Connection(source=source, key=key)
-        connection.messages.append(transfer)
-        if len(connection.messages) == 1:
-            self._begin(connection)
-            self._update_at(self.clock.now_ns)
-        return transfer
+    def _queue(self, source: int, messages: Sequence[tuple[Message, int]], size: int) -> list[Sending]:
+        transfers: list[Sending] = []
+        for message, to in messages:
+            transfers.append(transfer := Transfer(self, message, to, size, size))
+            key = 0 if self._in_turn else to
+            connection = self._connections[source].get(key)
+            if connection is None:
+                connection = self._connections[source][key] = _Connection(source=source, key=key)
+            connection.messages.append(transfer)
+            if len(connection.messages) == 1:
+                self._begin(connection)
+                self._update_at(self.clock.now_ns)
+        return transfers
 
     def _begin(self, connection: _Connection) -> None:
         transfer = connection.messages[0]
         connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
-        path = self._leave(transfer)
+        path = self._leave(transfer, self.clock.now_ns)
         self._route(connection, path, transfer.lost)
 
     def _route(self, connection: _Connection, path: Path | None, lost: bool) -> None:
@@ -247,7 +248,7 @@ class FairLinks(Links):
             connection.messages[0],
             0.0 if math.isinf(connection.rate) else connection.rate / NS,
         )
-        self._sent.flow(transfer, transfer.size - connection.rest, per_ns, connection.since_ns)
+        self._sent.flow(transfer, 0, transfer.size - connection.rest, per_ns, connection.since_ns)
 
     def _update_at(self, time_ns: int) -> None:
         if self._next is not None:
@@ -293,15 +294,16 @@ class FairLinks(Links):
             return
         transfer.end_ns = now
         self._left(transfer)
+        self._sent.stop(transfer, transfer.size)
         if transfer.lost:
             transfer.accept_at(now)
         else:
-            self._arrive(transfer)
+            self._travel(transfer)
         self._end(connection)
 
-    def _arrive(self, transfer: Transfer) -> None:
+    def _travel(self, transfer: Transfer) -> None:
         arrival_ns = self.clock.now_ns + transfer.latency_ns
-        self.clock.at(arrival_ns, Order.DELIVERY, transfer.message.source, partial(self._finish, transfer))
+        self.clock.at(arrival_ns, Order.DELIVERY, transfer.message.source, self._finish, transfer)
 
     # --- changes of the plan
 
@@ -315,8 +317,9 @@ class FairLinks(Links):
             return True
         gone = connection.gone_by(self.clock.now_ns)
         self._interrupt(transfer, gone)
+        self._sent.stop(transfer, gone)
         if gone and not transfer.lost:
-            self._arrive(transfer)
+            self._travel(transfer)
         self._end(connection)
         self._update_at(self.clock.now_ns)
         return True

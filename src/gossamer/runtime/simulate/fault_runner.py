@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from gossamer.errors import Deadlock, RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
@@ -64,9 +65,9 @@ class FaultRunner:
         host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.presence)
         return host
 
-    def inbox(self, rank: int) -> Callable[[Message], None]:
-        """A function that puts a message into the mailbox of a node's current incarnation."""
-        return lambda message: self._hosts[rank].happen(lambda: self._nodes[rank].deliver(message))
+    def arrive(self, rank: int, message: Message) -> None:
+        """A message reaches a node, which takes it once it is not frozen."""
+        self._hosts[rank].happen(partial(self._nodes[rank].deliver, message))
 
     # --- the schedule
 

@@ -64,6 +64,7 @@ class SimHost:
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
         # Methods that don't depend on the node are bound once, which saves a call each time.
+        self.counters = context.links.counters(rank)
         self.now, self.network_bytes = context.clock.now, context.links.network_bytes
         self.slot, self.spawn = context.clock.slot, context.clock.spawn
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
@@ -74,10 +75,6 @@ class SimHost:
     @property
     def traffic(self) -> Traffic:
         return self._links.traffic(self._rank)
-
-    @property
-    def counters(self) -> Traffic:
-        return self._links.counters(self._rank)
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
         return self._clock.after(seconds, Order.TIMER, self._rank, call, background=background)

@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.network.network import checked_changes
 from gossamer.node.waiting import Slot, resolve
 from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, ScheduledCall, to_ns
+from gossamer.runtime.simulate.counters import NodeCounters, columns, total_of, traffic_of
 from gossamer.runtime.simulate.sent import SentBytes
 
 if TYPE_CHECKING:
@@ -44,10 +45,11 @@ class Transfer(Sending):
     to: int
     size: int  # bytes on the wire
     carried: int  # bytes that leave: all, or those that had left when it was cancelled
-    start_ns: int = NEVER_NS  # when its first bit left
+    start_ns: int = NEVER_NS  # when its first bit left, or will leave
     end_ns: int = NEVER_NS  # when its last bit left, or will leave at the current rate
     latency_ns: int = 0  # from end_ns until its arrival
     lost: bool = False  # by the network
+    drawn: bool = False  # whether its loss and latency were drawn
     cancelled: bool = False  # by its sender
     accepted_ns: int | None = None  # when at most one window of it is unacknowledged, if known
     waiters: list[Slot] | None = None
@@ -77,7 +79,15 @@ class Transfer(Sending):
             self.wake.cancel()
             self.wake = None
         if self.waiters:
-            self.wake = self.links.clock.at(time_ns, Order.TIMER, self.message.source, self.accept)
+            clock, source = self.links.clock, self.message.source
+            if clock.now_ns < self.start_ns < NEVER_NS:  # its sender's timers set until then come first
+                self.wake = clock.at(self.start_ns, Order.ARRIVAL, source, self._begin)
+            else:
+                self.wake = clock.at(time_ns, Order.TIMER, source, self.accept)
+
+    def _begin(self) -> None:
+        assert self.accepted_ns is not None
+        self.accept_at(self.accepted_ns)
 
     def accept(self) -> None:
         for slot in self.waiters or ():
@@ -94,7 +104,7 @@ class Sent(Sending):
     def __await__(self) -> Generator[Any, None, None]:
         if not self.done():
             slot = self._clock.slot()
-            self._clock.at(self._accepted_ns, Order.TIMER, self._source, partial(resolve, slot))
+            self._clock.at(self._accepted_ns, Order.TIMER, self._source, resolve, slot)
             yield from slot.__await__()
 
     def done(self) -> bool:
@@ -104,6 +114,7 @@ class Sent(Sending):
         return False
 
 
+@lru_cache(maxsize=1024)
 def duration_ns(size: float, bytes_per_second: float) -> int:
     """The duration of ``size`` bytes at a rate, at most :data:`~gossamer.runtime.simulate.core.NEVER_NS`: the
     clock ends before they have left, unless the rate changes."""
@@ -123,7 +134,7 @@ class Links(ABC):
 
     Args:
         limit: size of the largest message that receivers accept, bytes.
-        deliver: by rank, the function that puts a message into the node's mailbox.
+        arrive: called with a rank and a message that has reached this node.
         watch: called for each transfer after it has left its sender or was cancelled, possibly later.
 
     Attributes:
@@ -138,22 +149,28 @@ class Links(ABC):
         nodes: int,
         seed: int,
         limit: int,
-        deliver: Sequence[Callable[[Message], None]],
+        arrive: Callable[[int, Message], None],
         watch: Watch | None = None,
     ) -> None:
         self.clock = clock
         self.flights: SimCheckpoints | None = None
         self._network, self._nodes, self._seed = network, nodes, seed
-        self._deliver, self._watch = deliver, watch
+        self._arrive, self._watch = arrive, watch
         self._largest = framed_bytes(limit)
-        self._traffic = [Traffic() for _ in range(nodes)]
+        self._counters = counters = columns(nodes)
+        self._bytes_sent, self._messages_sent = counters["bytes_sent"], counters["messages_sent"]
+        self._bytes_received, self._messages_received = (
+            counters["bytes_received"],
+            counters["messages_received"],
+        )
+        self._messages_lost = counters["messages_lost"]
         self._sent = SentBytes()
         # For each uplink and downlink: the time for which it was in use, and the bytes already counted in it.
         self._busy_s, self._included = [0.0] * (2 * nodes), [0] * (2 * nodes)
         self._on_the_way = [0] * nodes  # messages of each node that were sent and have not landed
         self._absences: dict[int, float] = {}  # by rank: messages sent to it before this time are lost
         self._landed_callbacks: dict[int, Callable[[], None]] = {}
-        self._drawn: list[dict[int, int]] = [{} for _ in range(nodes)]  # draws of loss and jitter, by pair
+        self._draws: dict[tuple[int, int], int] = {}  # the number of draws of loss and jitter, by pair
         self._last_bits: dict[tuple[int, int], int] = {}  # arrival of a pair's latest message
         self._conditions = network.conditions(nodes, seed)
         self._changes = checked_changes(network, nodes, seed)
@@ -180,11 +197,11 @@ class Links(ABC):
         if flights is not None:  # numbered messages are sent one by one
             numbered = [(flights.sent(message, rank), rank) for rank in to]
             if latency_ns is None:
-                return [self._queue(copy, rank, size) for copy, rank in numbered]
+                return self._queue(source, numbered, size)
             return [self._send_at_once(copy, (rank,), size, latency_ns) for copy, rank in numbered]
         if latency_ns is not None:
             return [self._send_at_once(message, to, size, latency_ns)] * len(to)
-        return [self._queue(message, rank, size) for rank in to]
+        return self._queue(source, [(message, rank) for rank in to], size)
 
     def measure(
         self, source: int, payload: Payload, tag: tuple[str | int, ...]
@@ -210,14 +227,13 @@ class Links(ABC):
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
         """On a network with only latency, all messages of a broadcast leave now and arrive as one event."""
         source, now_ns = message.source, self.clock.now_ns
-        traffic = self._traffic[source]
-        traffic.bytes_sent += size * len(to)
-        traffic.messages_sent += len(to)
+        self._bytes_sent[source] += size * len(to)
+        self._messages_sent[source] += len(to)
         self._sent.add(size * len(to))
         if self._watch is not None:
             for rank in to:
                 self._watch(source, rank, now_ns / NS, now_ns / NS, size)
-        self.clock.at(now_ns + latency_ns, Order.DELIVERY, source, partial(self._arrived, message, to, size))
+        self.clock.at(now_ns + latency_ns, Order.DELIVERY, source, self._arrived, message, to, size)
         return Sent(self.clock, source, now_ns if size <= WINDOW else now_ns + 2 * latency_ns)
 
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
@@ -227,32 +243,32 @@ class Links(ABC):
                 " vectors in messages and in the store are immutable: compute a new vector",
                 node=message.source,
             )
-        shared = not isinstance(message.payload, dict | list)
-        counters, deliver, absences = self._traffic, self._deliver, self._absences
+        # Containers are copied for each receiver. Tensors are shared and must not be written.
+        copied = isinstance(message.payload, dict | list)
+        bytes_received, messages_received = self._bytes_received, self._messages_received
+        arrive, absences = self._arrive, self._absences
         for rank in to:
-            if rank in absences and message.sent_at < absences[rank]:
-                counters[message.source].messages_lost += 1
+            if absences and message.sent_at < absences.get(rank, 0.0):
+                self._messages_lost[message.source] += 1
                 continue
-            traffic = counters[rank]
-            traffic.bytes_received += size
-            traffic.messages_received += 1
-            # Containers are copied for each receiver. Tensors are shared and must not be written.
-            if shared:
-                deliver[rank](message)
+            bytes_received[rank] += size
+            messages_received[rank] += 1
+            if copied:
+                arrive(rank, replace(message, payload=freeze(message.payload, lambda tensor: True)))
             else:
-                deliver[rank](replace(message, payload=freeze(message.payload, lambda tensor: True)))
+                arrive(rank, message)
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:
         """Send no message of a node, since its receiver is known to be away."""
-        self._traffic[rank].messages_unsent += 1
+        self._counters["messages_unsent"][rank] += 1
         return Sent(self.clock, rank, 0)
 
     # --- methods that depend on the sharing
 
     @abstractmethod
-    def _queue(self, message: Message, to: int, size: int) -> Transfer:
-        """Queue a message behind those that leave before it."""
+    def _queue(self, source: int, messages: Sequence[tuple[Message, int]], size: int) -> list[Sending]:
+        """Queue messages of a node, each with its receiver, behind those that leave before them."""
 
     @abstractmethod
     def _withdraw(self, transfer: Transfer) -> bool:
@@ -281,47 +297,62 @@ class Links(ABC):
 
     # --- steps of a transfer
 
-    def _leave(self, transfer: Transfer) -> Path | None:
-        """A message's first bit leaves: find its path, and draw its loss and latency. A lost message still
-        uses its uplink."""
-        source, to, now_ns = transfer.message.source, transfer.to, self.clock.now_ns
+    def _leave(self, transfer: Transfer, time_ns: int) -> Path | None:
+        """A message's first bit leaves at an instant: find its path, and draw its loss and latency. A lost message
+        still uses its uplink."""
+        source, to = transfer.message.source, transfer.to
         path = self._conditions.path(source, to)
-        transfer.start_ns = now_ns
+        transfer.start_ns = time_ns
         if transfer.size <= WINDOW:
-            transfer.accept_at(now_ns)
+            transfer.accept_at(time_ns)
         if path is not None and path.loss == path.jitter_s == 0:
             latency_s: float | None = path.latency_s
         else:
             self._latency_varies = self._latency_varies or path is not None
-            draws = self._drawn[source].get(to, 0)
-            self._drawn[source][to] = draws + 1
+            draws = self._draws.get((source, to), 0)
+            self._draws[source, to] = draws + 1
+            transfer.drawn = True
             latency_s = delivery(path, self._seed, source, to, draws)
         if latency_s is None:
             transfer.lost = True
             return path
         transfer.latency_ns = to_ns(latency_s)
         if self._latency_varies:  # messages of one pair don't overtake each other
-            transfer.latency_ns = max(transfer.latency_ns, self._last_bits.get((source, to), 0) - now_ns)
+            transfer.latency_ns = max(transfer.latency_ns, self._last_bit_ns(source, to) - time_ns)
         return path
+
+    def _stay(self, transfer: Transfer) -> None:
+        """A message does not leave as planned: undo :meth:`_leave`. Of several of a pair, the last one comes first."""
+        if transfer.drawn:
+            self._draws[transfer.message.source, transfer.to] -= 1
+        transfer.start_ns = transfer.end_ns = NEVER_NS
+        transfer.latency_ns, transfer.accepted_ns = 0, None
+        transfer.lost = transfer.drawn = False
+        if transfer.wake is not None:
+            transfer.wake.cancel()
+            transfer.wake = None
+
+    def _last_bit_ns(self, source: int, to: int) -> int:
+        """When the last bit of a pair's latest message arrives, if latencies vary."""
+        return self._last_bits.get((source, to), 0)
 
     def _left(self, transfer: Transfer) -> None:
         source = transfer.message.source
-        traffic = self._traffic[source]
-        traffic.bytes_sent += transfer.size
-        traffic.messages_sent += 1
-        self._sent.stop(transfer, transfer.size)
+        self._bytes_sent[source] += transfer.size
+        self._messages_sent[source] += 1
         if transfer.lost:
-            traffic.messages_lost += 1
+            self._messages_lost[source] += 1
             self._landed(transfer.message, (transfer.to,))
         elif self._latency_varies:
             self._last_bits[source, transfer.to] = transfer.end_ns + transfer.latency_ns
-        self._report(transfer)
+        if self._watch is not None:
+            self._report(self._watch, transfer)
 
     def _interrupt(self, transfer: Transfer, gone: int) -> None:
         transfer.end_ns, transfer.carried = self.clock.now_ns, gone
-        self._traffic[transfer.message.source].bytes_sent += gone
-        self._sent.stop(transfer, gone)
-        self._report(transfer)
+        self._bytes_sent[transfer.message.source] += gone
+        if self._watch is not None:
+            self._report(self._watch, transfer)
 
     def _finish(self, transfer: Transfer) -> None:
         """The last bit of a message arrives, or of the part of it that had left when it was cancelled."""
@@ -329,20 +360,18 @@ class Links(ABC):
         if not transfer.cancelled:
             self._arrived(message, (to,), transfer.size)
         elif message.sent_at >= self._absences.get(to, 0.0):
-            self._traffic[to].bytes_received += transfer.carried
+            self._bytes_received[to] += transfer.carried
 
     def _landed(self, message: Message, to: Sequence[int]) -> None:
         self._on_the_way[message.source] -= len(to)
         if self.flights is not None:
             self.flights.landed(message, to[0])
         if message.source in self._landed_callbacks:
-            check = partial(self._check_landed, message.source)
-            self.clock.at(self.clock.now_ns, Order.TIMER, message.source, check)
+            self.clock.at(self.clock.now_ns, Order.TIMER, message.source, self._check_landed, message.source)
 
-    def _report(self, transfer: Transfer) -> None:
-        if self._watch is not None:
-            times = transfer.start_ns / NS, transfer.end_ns / NS
-            self._watch(transfer.message.source, transfer.to, *times, transfer.carried)
+    def _report(self, watch: Watch, transfer: Transfer) -> None:
+        times = transfer.start_ns / NS, transfer.end_ns / NS
+        watch(transfer.message.source, transfer.to, *times, transfer.carried)
 
     def cancel(self, transfer: Transfer) -> bool:
         """Cancel a message. Bytes that have left stay counted, and still travel."""
@@ -350,7 +379,7 @@ class Links(ABC):
             return True
         if not self._take_back(transfer):
             return False
-        self._traffic[transfer.message.source].messages_cancelled += 1
+        self._counters["messages_cancelled"][transfer.message.source] += 1
         transfer.accept()
         self._landed(transfer.message, (transfer.to,))
         return True
@@ -393,8 +422,7 @@ class Links(ABC):
     def _expect(self, change: tuple[float, Conditions] | None) -> None:
         if change is not None:
             time_s, conditions = change
-            call = partial(self._change, conditions)
-            self.clock.at(to_ns(time_s), Order.COMMIT, NETWORK, call, background=True)
+            self.clock.at(to_ns(time_s), Order.COMMIT, NETWORK, self._change, conditions, background=True)
 
     def _change(self, conditions: Conditions) -> None:
         for rank in range(self._nodes):
@@ -408,19 +436,25 @@ class Links(ABC):
     def traffic(self, rank: int) -> Traffic:
         """A node's traffic so far. A message that is being sent counts with the bytes that have left."""
         self._settle(rank)
-        traffic = self._traffic[rank]
-        leaving = sum(gone for _, gone in self._leaving(rank))
-        return replace(traffic, bytes_sent=traffic.bytes_sent + leaving)
+        traffic = traffic_of(self._counters, rank)
+        traffic.bytes_sent += sum(gone for _, gone in self._leaving(rank))
+        return traffic
+
+    def total(self) -> Traffic:
+        """The traffic of all nodes together."""
+        self.settle()
+        total = total_of(self._counters)
+        total.bytes_sent += sum(gone for rank in range(self._nodes) for _, gone in self._leaving(rank))
+        return total
 
     def network_bytes(self) -> int:
         """The bytes that all nodes together have sent so far: the sum of :meth:`traffic`, up to the byte that
         each message that is being sent has begun (:class:`~gossamer.runtime.simulate.sent.SentBytes`)."""
         return self._sent.by(self.clock.now_ns)
 
-    def counters(self, rank: int) -> Traffic:
-        """The counters that the node itself may increase. They may lack messages that have left since the
-        last :meth:`settle`."""
-        return self._traffic[rank]
+    def counters(self, rank: int) -> NodeCounters:
+        """The counters that the node itself increases."""
+        return NodeCounters(self._counters, rank)
 
     def _include(self, rank: int, traffic: Traffic) -> None:
         """Add a node's bytes since the last call to the use of its links, at current rates."""

@@ -6,7 +6,7 @@ import gc
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 
@@ -205,7 +205,6 @@ class Simulation:
         rows, profile = Rows(setup.layout.size, options.device), Profile()
         count = options.workers if options.device == "cpu" else 1  # one thread is enough to launch kernels
         self._workers = workers = ThreadPool(count, options.threads, self._report_if_due)
-        self._inboxes: list[Callable[[Message], None]] = []
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
             clock,
@@ -213,7 +212,7 @@ class Simulation:
             experiment.nodes,
             experiment.seed,
             setup.message_limit,
-            self._inboxes,
+            self._arrive,
             None if timeline is None else timeline.sent,
         )
         executor = Executor(setup, rows, workers, profile, observer.say)
@@ -290,13 +289,9 @@ class Simulation:
         if self._setup.faults:
             self._faults = FaultRunner(context, self.nodes, self._tasks, recorder, self._start, self._events)
         self.nodes.extend(map(self._new_node, range(experiment.nodes)))
-        if self._faults is not None:
-            self._inboxes.extend(map(self._faults.inbox, range(experiment.nodes)))
-        elif self._folder is not None and (experiment.checkpoint.on or self._replay is not None):
+        saves = experiment.checkpoint.on or self._replay is not None
+        if self._faults is None and self._folder is not None and saves:
             self._checkpoints = SimCheckpoints(context, recorder, self._folder, self.nodes, self._replay)
-            self._inboxes.extend(self._checkpoints.inboxes)
-        else:
-            self._inboxes.extend(node.deliver for node in self.nodes)
 
     async def _main(self) -> str:
         experiment, clock = self._setup.experiment, self._clock
@@ -377,7 +372,7 @@ class Simulation:
         present = {node.rank for node in self._present()}
         return add_up(
             self._clock.now(),
-            map(links.traffic, range(setup.experiment.nodes)),
+            [links.total()],
             [node.round for node in used],
             [node.round for node in used if node.rank in present],
         )
@@ -398,6 +393,15 @@ class Simulation:
             host.secrets = self._hosts[rank].secrets
         self._hosts[rank] = host
         return NodeRuntime(self._setup, rank, initial, host)
+
+    def _arrive(self, rank: int, message: Message) -> None:
+        """A message reaches a node."""
+        if self._faults is not None:
+            self._faults.arrive(rank, message)
+            return
+        if self._checkpoints is not None:
+            message = self._checkpoints.arriving(rank, message)
+        self.nodes[rank].deliver(message)
 
     def _start(self, rank: int, saved: Checkpoint | None, ask_neighbor: bool) -> NodeRuntime:
         """Start a new incarnation of a node, from a checkpoint, its initial model or, with
