@@ -1,6 +1,9 @@
 """A node's mailbox. Messages stay in it, never inside a future, until a task takes them.
 
-So no message is lost when the task that waits for it is cancelled or times out at the same instant."""
+So no message is lost when the task that waits for it is cancelled or times out at the same instant.
+
+Unread messages lie in boxes, one for each tag, in order of arrival. Most calls name a whole tag, and so look into one box
+only. All messages have consecutive numbers, by which those of several boxes are put in order: a tag may also be a prefix."""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from heapq import merge
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import PeerFailure
-from gossamer.messages.tags import Message, matches
+from gossamer.messages.tags import Message
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
 
@@ -33,6 +38,9 @@ wire and 64 in memory."""
 
 MAX_TAGS, MAX_RANKS = 2, 16
 """Maximum number of tags of unread messages, and of their senders, that a description names."""
+
+_Box = dict[int, Message]  # number -> message, in order of arrival
+_NO_AGES = (0, 0.0, -math.inf)
 
 
 class PeerLost(PeerFailure):
@@ -54,7 +62,9 @@ class Inbox(dict[int, Any]):
     def __init__(
         self, payloads: dict[int, Any], missing: Iterable[int] = (), unknown_tag: Prefix | None = None
     ) -> None:
-        super().__init__(sorted(payloads.items()))
+        ranks = sorted(payloads)
+        # Messages sent at one instant mostly arrive in this order.
+        super().__init__(payloads if ranks == [*payloads] else {rank: payloads[rank] for rank in ranks})
         self.missing, self.unknown_tag = tuple(sorted(missing)), unknown_tag
 
 
@@ -62,6 +72,11 @@ class _Waiter:
     """One task that waits for messages, within a ``with`` statement. It waits until ``wanted`` of the
     ``sources`` (None is any) have a message in the mailbox whose tag begins with the prefix, or equals it if
     ``exact``."""
+
+    __slots__ = (
+        *("_future", "_mailbox", "_timeout", "_timer", "expired", "length", "prefix", "seen", "sources"),
+        "wanted",
+    )
 
     def __init__(
         self,
@@ -143,10 +158,9 @@ class _Decoding:
 
 
 class Mailbox:
-    """The messages of one node that no task has taken, in order of arrival, and the tasks that wait for messages.
+    """The messages of one node that no task has taken, and the tasks that wait for messages.
 
     Attributes:
-        messages: those not yet taken, oldest first.
         first: rank -> the first round in which a node that was away takes part again. This node may be
             included.
         presence: replaces ``first`` in a simulation with faults.
@@ -155,6 +169,22 @@ class Mailbox:
         drops_malformed: whether the node goes on if a peer's message is malformed.
         retired: whether no task will take messages any more."""
 
+    __slots__ = (
+        *(
+            "_ages",
+            "_arrived",
+            "_boxes",
+            "_check_at",
+            "_check_values_at",
+            "_late",
+            "_longer",
+            "_longest_late",
+        ),
+        *("_lost_peer", "_malformed_of", "_restored", "_round", "_taken", "_unread_of", "_values"),
+        *("coder", "drops_malformed", "expectations", "first", "host", "presence", "rank", "retired"),
+        "waiters",
+    )
+
     def __init__(
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
     ) -> None:
@@ -162,21 +192,80 @@ class Mailbox:
         self.rank, self._lost_peer = rank, gather.lost_peer
         self.drops_malformed = gather.drops_malformed
         self._round, self.host, self.expectations = round, host, expectations
-        self.messages: list[Message] = []
+        self._boxes: dict[Prefix, _Box] = {}
+        self._longer: dict[
+            str | int, dict[Prefix, _Box]
+        ] = {}  # boxes of tags with several parts, by the first
+        self._arrived = self._taken = 0  # the number of the next message; the number of those that have gone
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.presence = host.presence
         self.coder: Coder | None = None
-        self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
-        self._unread_of: set[int] = set()  # senders of which unread messages were dropped
-        self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
+        self._malformed_of: dict[int, int] = {}  # malformed messages by sender
+        self._unread_of: frozenset[int] = frozenset()  # senders of which unread messages were dropped
+        self._late: dict[tuple[int, Prefix], int] = {}  # messages that will be dropped on arrival
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
         # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped.
         self._check_at, self._check_values_at = 2 * MAX_UNREAD, 2 * MAX_UNREAD_VALUES
         self._values = 0
-        self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
+        self._ages = _NO_AGES  # of the messages taken since the last row: count, sum, largest
         self._restored = False  # whether there may be messages that were counted before a restart
+
+    # --- boxes
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages not yet taken, oldest first."""
+        numbered = chain.from_iterable(box.items() for box in self._boxes.values())
+        return [message for _, message in sorted(numbered)]
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        self._boxes, self._longer, self._taken = {}, {}, self._arrived
+        for message in messages:
+            self._box(message.tag)[self._arrived] = message
+            self._arrived += 1
+
+    def _box(self, tag: Prefix) -> _Box:
+        """The box of a tag, which is new unless there are messages in it."""
+        if (box := self._boxes.get(tag)) is None:
+            box = self._boxes[tag] = {}
+            if len(tag) > 1:
+                self._longer.setdefault(tag[0], {})[tag] = box
+        return box
+
+    def _remove_box(self, tag: Prefix) -> None:
+        """Remove a box whose messages have all been taken."""
+        del self._boxes[tag]
+        if len(tag) > 1:
+            alike = self._longer[tag[0]]
+            del alike[tag]
+            if not alike:
+                del self._longer[tag[0]]
+
+    def _under(self, prefix: Prefix, *, exact: bool = False) -> Iterable[tuple[int, Message]]:
+        """The messages whose tags begin with a prefix, or equal it if ``exact``, oldest first, with their numbers."""
+        box = self._boxes.get(prefix)
+        boxes = [] if box is None else [box]
+        if not exact:
+            boxes += self._beyond(prefix)
+        return boxes[0].items() if len(boxes) == 1 else merge(*[box.items() for box in boxes])
+
+    def _beyond(self, prefix: Prefix) -> list[_Box]:
+        """The boxes of longer tags that begin with a prefix."""
+        longer = self._longer.get(prefix[0]) if prefix else self._boxes
+        if not longer:
+            return []
+        length = len(prefix)
+        return [box for tag, box in longer.items() if tag[:length] == prefix and len(tag) > length]
+
+    def _remove(self, number: int, message: Message) -> None:
+        box = self._boxes[message.tag]
+        del box[number]
+        self._taken += 1
+        if not box:
+            self._remove_box(message.tag)
 
     # --- delivery
 
@@ -185,12 +274,16 @@ class Mailbox:
         if (self._late or self.retired) and self._is_late(message):
             self.late((message,))
             return
-        self.messages.append(message)
+        source, tag, number = message.source, message.tag, self._arrived
+        box = self._boxes.get(tag)
+        if box is None:
+            box = self._box(tag)
+        box[number] = message
+        self._arrived = number + 1
         if message.values > 1:
             self._values += message.values
-        if len(self.messages) > self._check_at or self._values > self._check_values_at:
+        if number - self._taken >= self._check_at or self._values > self._check_values_at:
             self._drop_unread()
-        source, tag = message.source, message.tag
         for waiter in self.waiters:  # inlined from fits(), to save a call per message
             sources = waiter.sources
             if (sources is None or source in sources) and tag[: waiter.length] == waiter.prefix:
@@ -237,7 +330,7 @@ class Mailbox:
                 values[source] -= message.values
                 self.host.counters.messages_refused += self._new((message,))
                 if source not in self._unread_of:
-                    self._unread_of.add(source)
+                    self._unread_of |= {source}
                     over = f"over {MAX_UNREAD} are unread, or over {MAX_UNREAD_VALUES} values in them"
                     text = f"node {self.rank} drops messages of node {source}: {over}; the first is under tag"
                     self.host.event("unread", f"{text} {_shown(message.tag):.100}")
@@ -250,7 +343,7 @@ class Mailbox:
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
-        self._late = Counter({key: count for key, count in self._late.items() if key[0] not in sources})
+        self._late = {key: count for key, count in self._late.items() if key[0] not in sources}
 
     def unread(self) -> str:
         """The messages that no task waits for, by tag, in words; empty if there are none."""
@@ -277,7 +370,7 @@ class Mailbox:
 
     def refuse(self, source: int, tag: Prefix, reason: str) -> None:
         """Record a malformed message of a peer, which was dropped. MalformedMessage if that ends the run."""
-        self._malformed_of[source] += 1
+        self._malformed_of[source] = self._malformed_of.get(source, 0) + 1
         text = (
             f"node {self.rank} refuses a message of node {source} under tag {_shown(tag):.100}: {reason:.300}"
         )
@@ -328,26 +421,33 @@ class Mailbox:
         counted."""
         sources = None if source is None else {source}
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
-            while (message := next(filter(waiter.fits, self.messages), None)) is None:
+            while (message := self._take_first(prefix, source, exact=exact)) is None:
                 if waiter.expired:
                     raise TimeoutError(f"node {self.rank}: {waiter} did not arrive within {timeout} s")
                 if source in self.host.lost:
                     raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
                 await waiter.woken()
-            self.messages.remove(message)
             return message
+
+    def _take_first(self, prefix: Prefix, source: int | None, *, exact: bool) -> Message | None:
+        for number, message in self._under(prefix, exact=exact):
+            if source is None or message.source == source:
+                self._remove(number, message)
+                return message
+        return None
 
     def take_all(
         self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
     ) -> list[Message]:
         """Take every matching message, oldest first. ``only`` restricts the selection."""
-        taken: list[Message] = []
-        rest: list[Message] = []
-        for message in self.messages:
-            fits = (source is None or message.source == source) and matches(prefix, message.tag)
-            (taken if fits and (only is None or only(message)) else rest).append(message)
-        self.messages = rest
-        return taken
+        fitting = [
+            (number, message)
+            for number, message in self._under(prefix)
+            if (source is None or message.source == source) and (only is None or only(message))
+        ]
+        for number, message in fitting:
+            self._remove(number, message)
+        return [message for _, message in fitting]
 
     def drain(
         self,
@@ -359,7 +459,7 @@ class Mailbox:
     ) -> list[Message]:
         """Take every matching message; see :meth:`Node.drain`. ``only`` restricts the selection."""
         # Superseded messages are decoded too, since a codec may need every message of a sender.
-        taken = [self._opened(message) for message in self.take_all(prefix, source, only)]
+        taken = self._all_opened(self.take_all(prefix, source, only))
         if newest:
             last = {(message.source, message.tag): message for message in taken}
             newest_ones = [message for message in taken if last[message.source, message.tag] is message]
@@ -377,8 +477,8 @@ class Mailbox:
         away: set[int] = set()  # ranks not to wait for, even if they come back in the meantime
         malformed: set[int] = set()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
-            while True:
-                taken, rest = self._oldest(wanted - malformed if malformed else wanted, prefix)
+            while (inbox := self._complete(wanted, prefix)) is None:
+                taken = self._oldest(wanted - malformed, prefix)
                 waiter.seen = set(taken)
                 if self.presence is not None or self.host.lost or self.first:
                     away |= self._away(wanted - waiter.seen, waiter)
@@ -387,27 +487,72 @@ class Mailbox:
                 if not (waiter.expired or len(waiter.seen - not_awaited) >= waiter.wanted):
                     await waiter.woken()
                     continue
-                self.messages = rest
-                opened = list(taken.values())
+                for numbered in taken.values():
+                    self._remove(*numbered)
+                opened: Sequence[Message] = [message for _, message in taken.values()]
                 if self.coder is None:
                     _check_unchanged(opened)
                 else:
                     opened = await self._decoded(opened)
                 admitted = self._admitted(opened)
                 if len(admitted) == len(opened):
-                    break
+                    return self._gathered(admitted, wanted, malformed, prefix)
                 malformed |= taken.keys() - {message.source for message in admitted}
                 self.messages = [*admitted, *self.messages]
-        missing: set[int] = set()
-        if len(admitted) < len(wanted):
-            missing = wanted - taken.keys()
-            self._late.update((rank, prefix) for rank in missing - malformed)
+            return inbox
+
+    def _oldest(self, wanted: Set[int], prefix: Prefix) -> dict[int, tuple[int, Message]]:
+        """The oldest message of each of some ranks under a tag, with its number."""
+        oldest: dict[int, tuple[int, Message]] = {}
+        for numbered in self._under(prefix):
+            source = numbered[1].source
+            if source in wanted and source not in oldest:
+                oldest[source] = numbered
+        return oldest
+
+    def _complete(self, wanted: Set[int], prefix: Prefix) -> Inbox | None:
+        """What :meth:`gather` returns if one message of each rank, and no other message, is there under exactly this
+        tag, and nothing is wrong with any of them. This is the most frequent case; None in any other."""
+        box = self._boxes.get(prefix)
+        if box is None or len(box) != len(wanted) or self.coder is not None:
+            return None
+        accepted = self.expectations.accepted(prefix)
+        if accepted is None or not prefix or (self._longer and self._beyond(prefix)):
+            return None
+        payloads = {}
+        messages = box.values()
+        for message in messages:
+            form = message.form
+            if not (form and form[0] in accepted) and self.expectations.fault(message) is not None:
+                return None
+            for tensor, version in message.versions:
+                if tensor._version != version:
+                    return None
+            payloads[message.source] = message.payload
+        if payloads.keys() != wanted:
+            return None
+        self._remove_box(prefix)
+        self._taken += len(box)
+        self._took(messages)
+        return Inbox(payloads, (), None if accepted else self._unknown(prefix))
+
+    def _gathered(
+        self, messages: Sequence[Message], wanted: Set[int], malformed: Set[int], prefix: Prefix
+    ) -> Inbox:
+        """The inbox with some of the messages that were wanted. The others are late if they arrive."""
+        payloads = {message.source: message.payload for message in messages}
+        missing = wanted - payloads.keys()
+        if missing:
+            for rank in missing - malformed:
+                self._late[rank, prefix] = self._late.get((rank, prefix), 0) + 1
             self._longest_late = max(self._longest_late, len(prefix))
             if self.presence is not None:
                 self.presence.remember(self.rank, missing)
-        self._took(admitted)
-        payloads = {message.source: message.payload for message in admitted}
-        return Inbox(payloads, missing, None if self.expectations.know(prefix) else prefix)
+        self._took(messages)
+        return Inbox(payloads, missing, self._unknown(prefix))
+
+    def _unknown(self, prefix: Prefix) -> Prefix | None:
+        return None if self.expectations.know(prefix) else prefix
 
     def fitting(self, inbox: Mapping[int, Any], own: Any = None) -> Mapping[int, Any]:
         """The payloads that can be combined with a vector or model (None: the node's own). If the form of gathered ones was
@@ -422,19 +567,6 @@ class Mailbox:
                 self.refuse(rank, inbox.unknown_tag, fault)
         return {rank: payload for rank, payload in inbox.items() if faults[rank] is None}
 
-    def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
-        """The oldest message of each of some ranks under a tag, and all other messages."""
-        taken: dict[int, Message] = {}
-        rest = []
-        length = len(prefix)
-        for message in self.messages:
-            source = message.source
-            if source in wanted and source not in taken and message.tag[:length] == prefix:
-                taken[source] = message
-            else:
-                rest.append(message)
-        return taken, rest
-
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
         """Decode taken messages. The engine does it, for many nodes at once if it can. The messages are put
         back if the task is cancelled in the meantime."""
@@ -446,6 +578,12 @@ class Mailbox:
             self.messages = [*messages, *self.messages]
             raise
         return decoded
+
+    def _all_opened(self, messages: list[Message]) -> list[Message]:
+        if self.coder is None:
+            _check_unchanged(messages)
+            return messages
+        return [self._opened(message) for message in messages]
 
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
@@ -459,10 +597,14 @@ class Mailbox:
 
     def _took(self, messages: Collection[Message]) -> None:
         if messages:
-            now = self.host.now()
-            ages = [max(now - message.sent_at, 0.0) for message in messages]  # clocks of machines differ
+            now, sent = self.host.now(), [message.sent_at for message in messages]
+            count, first = len(sent), min(sent)
+            largest = max(now - first, 0.0)  # clocks of machines differ
+            # (The sum of equal ages is their exact product, rounded once like fsum.)
+            equal = first == max(sent)
+            total = count * largest if equal else math.fsum([max(now - at, 0.0) for at in sent])
             self.host.counters.messages_taken += self._new(messages)
-            self.note_ages(len(ages), math.fsum(ages), max(ages))
+            self.note_ages(count, total, largest)
 
     def note_ages(self, count: int, age: float, largest: float) -> None:
         """Note that the node has taken some messages: the sum of their ages and the largest, in seconds."""
@@ -472,7 +614,7 @@ class Mailbox:
     def take_ages(self) -> tuple[float | None, float | None]:
         """The mean and the largest age of the messages taken since the last call, in seconds since their
         senders queued them. None if no message was taken."""
-        (count, total, largest), self._ages = self._ages, (0, 0.0, -math.inf)
+        (count, total, largest), self._ages = self._ages, _NO_AGES
         return (total / count, largest) if count else (None, None)
 
     def _away(self, awaited: set[int], waiter: _Waiter) -> set[int]:
@@ -497,9 +639,12 @@ class Mailbox:
         """Replace every message that a source sent before it was saved with the saved copy. ``sent`` has the
         number of these messages of each source. LookupError if the mailbox has other messages."""
         saved = {(message.source, message.number): message for message in messages}
-        for k, message in enumerate(self.messages):
-            if message.number < sent.get(message.source, 0):
-                self.messages[k] = saved.pop((message.source, message.number))
+        self.messages = [
+            saved.pop((message.source, message.number))
+            if message.number < sent.get(message.source, 0)
+            else message
+            for message in self.messages
+        ]
         if saved:
             raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
@@ -510,7 +655,7 @@ class Mailbox:
             self._restored, messages = True, [replace(message, again=True) for message in messages]
         self.messages = [*messages, *self.messages]
         late = json.loads(saved["late"])
-        self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in late})
+        self._late = {(source, tuple(prefix)): count for source, prefix, count in late}
         self._longest_late = max((len(prefix) for _, prefix in self._late), default=0)
         if self.presence is not None:
             self.presence.remember(self.rank, {source for source, _ in self._late})
