@@ -56,7 +56,7 @@ class Expectations:
 
     def __init__(self, size: int, *, encoded: bool) -> None:
         self._size, self._encoded = size, encoded
-        self._declared: dict[Prefix, Declared] = {}
+        self._declared: dict[Prefix, Declared] | None = None
         self._sent: dict[tuple[Any, ...], tuple[Form, ...]] = {}  # by the shape of the tag
 
     def declare(
@@ -64,6 +64,7 @@ class Expectations:
     ) -> None:
         """See :meth:`gossamer.Node.expect`."""
         forms = tuple(self._form(payload) for payload in like)
+        self._declared = self._declared or {}
         self._declared[_shape(as_tag(tag))] = Declared(forms, check, self._encoded and not exact)
 
     def sent(self, tag: Prefix, payload: Payload) -> bool:
@@ -112,7 +113,7 @@ class Expectations:
         """Whether the node knows, or can check, the form of messages under a tag."""
         shape = _shape(tag)
         return bool(self._sent.get(shape)) or any(
-            shape[:length] in self._declared for length in range(len(shape) + 1)
+            shape[:length] in (self._declared or ()) for length in range(len(shape) + 1)
         )
 
     def misfit(self, payload: Payload, own: Model | Tensor | None) -> str | None:

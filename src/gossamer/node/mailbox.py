@@ -82,7 +82,7 @@ class _Waiter:
         self,
         mailbox: Mailbox,
         prefix: Prefix,
-        sources: set[int] | None,
+        sources: Set[int] | None,
         timeout: float | None,
         *,
         exact: bool = False,
@@ -193,17 +193,16 @@ class Mailbox:
         self.drops_malformed = gather.drops_malformed
         self._round, self.host, self.expectations = round, host, expectations
         self._boxes: dict[Prefix, _Box] = {}
-        self._longer: dict[
-            str | int, dict[Prefix, _Box]
-        ] = {}  # boxes of tags with several parts, by the first
+        # What most nodes never need is None until it is needed: there may be a hundred thousand mailboxes.
+        self._longer: dict[str | int, dict[Prefix, _Box]] | None = None  # tags of several parts, by the first
         self._arrived = self._taken = 0  # the number of the next message; the number of those that have gone
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.presence = host.presence
         self.coder: Coder | None = None
-        self._malformed_of: dict[int, int] = {}  # malformed messages by sender
+        self._malformed_of: dict[int, int] | None = None  # malformed messages by sender
         self._unread_of: frozenset[int] = frozenset()  # senders of which unread messages were dropped
-        self._late: dict[tuple[int, Prefix], int] = {}  # messages that will be dropped on arrival
+        self._late: dict[tuple[int, Prefix], int] | None = None  # messages that will be dropped on arrival
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
         # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped.
@@ -222,7 +221,7 @@ class Mailbox:
 
     @messages.setter
     def messages(self, messages: Iterable[Message]) -> None:
-        self._boxes, self._longer, self._taken = {}, {}, self._arrived
+        self._boxes, self._longer, self._taken = {}, None, self._arrived
         for message in messages:
             self._box(message.tag)[self._arrived] = message
             self._arrived += 1
@@ -232,13 +231,14 @@ class Mailbox:
         if (box := self._boxes.get(tag)) is None:
             box = self._boxes[tag] = {}
             if len(tag) > 1:
+                self._longer = self._longer or {}
                 self._longer.setdefault(tag[0], {})[tag] = box
         return box
 
     def _remove_box(self, tag: Prefix) -> None:
         """Remove a box whose messages have all been taken."""
         del self._boxes[tag]
-        if len(tag) > 1:
+        if self._longer and len(tag) > 1:
             alike = self._longer[tag[0]]
             del alike[tag]
             if not alike:
@@ -247,18 +247,17 @@ class Mailbox:
     def _under(self, prefix: Prefix, *, exact: bool = False) -> Iterable[tuple[int, Message]]:
         """The messages whose tags begin with a prefix, or equal it if ``exact``, oldest first, with their numbers."""
         box = self._boxes.get(prefix)
-        boxes = [] if box is None else [box]
-        if not exact:
-            boxes += self._beyond(prefix)
-        return boxes[0].items() if len(boxes) == 1 else merge(*[box.items() for box in boxes])
+        beyond = self._beyond(prefix) if not exact and (self._longer or not prefix) else None
+        if not beyond:
+            return () if box is None else box.items()
+        boxes = beyond if box is None else [box, *beyond]
+        return merge(*[box.items() for box in boxes])
 
     def _beyond(self, prefix: Prefix) -> list[_Box]:
         """The boxes of longer tags that begin with a prefix."""
-        longer = self._longer.get(prefix[0]) if prefix else self._boxes
-        if not longer:
-            return []
+        longer = (self._longer or {}).get(prefix[0], {}) if prefix else self._boxes
         length = len(prefix)
-        return [box for tag, box in longer.items() if tag[:length] == prefix and len(tag) > length]
+        return [box for tag, box in longer.items() if len(tag) > length and tag[:length] == prefix]
 
     def _remove(self, number: int, message: Message) -> None:
         box = self._boxes[message.tag]
@@ -293,12 +292,13 @@ class Mailbox:
 
     def _is_late(self, message: Message) -> bool:
         # Lost messages stay expected, so there may be many: their prefixes are looked up, not searched.
+        late = self._late or {}
         for length in range(min(len(message.tag), self._longest_late) + 1):
             key = message.source, message.tag[:length]
-            if key in self._late:
-                self._late[key] -= 1
-                if not self._late[key]:
-                    del self._late[key]
+            if key in late:
+                late[key] -= 1
+                if not late[key]:
+                    del late[key]
                 return True
         return self.retired
 
@@ -343,7 +343,8 @@ class Mailbox:
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
-        self._late = {key: count for key, count in self._late.items() if key[0] not in sources}
+        if self._late:
+            self._late = {key: count for key, count in self._late.items() if key[0] not in sources}
 
     def unread(self) -> str:
         """The messages that no task waits for, by tag, in words; empty if there are none."""
@@ -370,6 +371,7 @@ class Mailbox:
 
     def refuse(self, source: int, tag: Prefix, reason: str) -> None:
         """Record a malformed message of a peer, which was dropped. MalformedMessage if that ends the run."""
+        self._malformed_of = self._malformed_of or {}
         self._malformed_of[source] = self._malformed_of.get(source, 0) + 1
         text = (
             f"node {self.rank} refuses a message of node {source} under tag {_shown(tag):.100}: {reason:.300}"
@@ -470,15 +472,15 @@ class Mailbox:
         return taken
 
     async def gather(
-        self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
+        self, wanted: Set[int], prefix: Prefix, at_least: int | None, timeout: float | None
     ) -> Inbox:
         """Take one message from each of some ranks; see :meth:`Node.gather`."""
         enough = len(wanted) if at_least is None else min(at_least, len(wanted))
-        away: set[int] = set()  # ranks not to wait for, even if they come back in the meantime
-        malformed: set[int] = set()  # ranks whose message was dropped
+        away: Set[int] = frozenset()  # ranks not to wait for, even if they come back in the meantime
+        malformed: Set[int] = frozenset()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
             while (inbox := self._complete(wanted, prefix)) is None:
-                taken = self._oldest(wanted - malformed, prefix)
+                taken = self._oldest(wanted - malformed if malformed else wanted, prefix)
                 waiter.seen = set(taken)
                 if self.presence is not None or self.host.lost or self.first:
                     away |= self._away(wanted - waiter.seen, waiter)
@@ -543,6 +545,7 @@ class Mailbox:
         payloads = {message.source: message.payload for message in messages}
         missing = wanted - payloads.keys()
         if missing:
+            self._late = self._late or {}
             for rank in missing - malformed:
                 self._late[rank, prefix] = self._late.get((rank, prefix), 0) + 1
             self._longest_late = max(self._longest_late, len(prefix))
@@ -617,7 +620,7 @@ class Mailbox:
         (count, total, largest), self._ages = self._ages, _NO_AGES
         return (total / count, largest) if count else (None, None)
 
-    def _away(self, awaited: set[int], waiter: _Waiter) -> set[int]:
+    def _away(self, awaited: Set[int], waiter: _Waiter) -> Set[int]:
         """The ranks in ``awaited`` that send nothing in this round."""
         lost = awaited & self.host.lost
         if lost and self._lost_peer == "fail":
@@ -632,7 +635,7 @@ class Mailbox:
 
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes in addition to the messages."""
-        late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
+        late = [[source, list(prefix), count] for (source, prefix), count in (self._late or {}).items()]
         return {"late": json.dumps(late), "ages": list(self._ages)}  # one value, however long the list is
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
