@@ -129,8 +129,8 @@ class Expectations:
     def _form(self, payload: Payload) -> Form:
         """The form of a payload. ValueError for non-finite values, or kinds that can't be sent."""
         kind = type(payload)
-        if kind is Tensor:
-            return _form_of_tensor(_checked(payload).dtype, payload.shape)
+        if kind is Tensor and is_finite(payload):  # (the most frequent kind)
+            return _form_of_tensor(payload.dtype, payload.shape)
         if kind is Model:
             parameters, buffers = payload
             if type(parameters) is Coded and self._encoded:  # the node's own, encoded by node.compress

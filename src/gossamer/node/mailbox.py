@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import replace
 from heapq import merge
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gossamer.codecs.codec import Coder
@@ -41,6 +42,7 @@ MAX_TAGS, MAX_RANKS = 2, 16
 
 _Box = dict[int, Message]  # number -> message, in order of arrival
 _NO_AGES = (0, 0.0, -math.inf)
+_SENT_AT = attrgetter("sent_at")
 
 
 class PeerLost(PeerFailure):
@@ -64,8 +66,8 @@ class Inbox(dict[int, Any]):
     ) -> None:
         ranks = sorted(payloads)
         # Messages sent at one instant mostly arrive in this order.
-        super().__init__(payloads if ranks == [*payloads] else {rank: payloads[rank] for rank in ranks})
-        self.missing, self.unknown_tag = tuple(sorted(missing)), unknown_tag
+        dict.__init__(self, payloads if ranks == [*payloads] else {rank: payloads[rank] for rank in ranks})
+        self.missing, self.unknown_tag = tuple(sorted(missing)) if missing else (), unknown_tag
 
 
 class _Waiter:
@@ -170,19 +172,18 @@ class Mailbox:
         retired: whether no task will take messages any more."""
 
     __slots__ = (
+        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer", "_lost_peer"),
         *(
-            "_ages",
-            "_arrived",
-            "_boxes",
-            "_check_at",
-            "_check_values_at",
-            "_late",
-            "_longer",
             "_longest_late",
+            "_malformed_of",
+            "_restored",
+            "_round",
+            "_taken",
+            "_unread_of",
+            "_values",
+            "coder",
         ),
-        *("_lost_peer", "_malformed_of", "_restored", "_round", "_taken", "_unread_of", "_values"),
-        *("coder", "drops_malformed", "expectations", "first", "host", "presence", "rank", "retired"),
-        "waiters",
+        *("drops_malformed", "expectations", "first", "host", "presence", "rank", "retired", "waiters"),
     )
 
     def __init__(
@@ -599,15 +600,15 @@ class Mailbox:
             return replace(message, payload=Undecodable(str(error)), form=[])
 
     def _took(self, messages: Collection[Message]) -> None:
-        if messages:
-            now, sent = self.host.now(), [message.sent_at for message in messages]
-            count, first = len(sent), min(sent)
-            largest = max(now - first, 0.0)  # clocks of machines differ
-            # (The sum of equal ages is their exact product, rounded once like fsum.)
-            equal = first == max(sent)
-            total = count * largest if equal else math.fsum([max(now - at, 0.0) for at in sent])
-            self.host.counters.messages_taken += self._new(messages)
-            self.note_ages(count, total, largest)
+        if not messages:
+            return
+        now, sent = self.host.now(), [*map(_SENT_AT, messages)]
+        count, first = len(sent), min(sent)
+        largest = max(now - first, 0.0)  # clocks of machines differ
+        equal = first == max(sent)  # then their sum is a product, which is rounded once, as fsum is
+        total = count * largest if equal else math.fsum([max(now - at, 0.0) for at in sent])
+        self.host.counters.messages_taken += self._new(messages) if self._restored else count
+        self.note_ages(count, total, largest)
 
     def note_ages(self, count: int, age: float, largest: float) -> None:
         """Note that the node has taken some messages: the sum of their ages and the largest, in seconds."""
