@@ -109,9 +109,8 @@ class Mix:
 
 def check_arguments(call: str, inbox: object, weights: object, *own: object) -> None:
     """Refuse arguments of ``node.combine`` or ``node.mix`` of other kinds, such as in another order, with a TypeError."""
-    of_numbers = isinstance(weights, Mapping) and not any(
-        isinstance(weight, Tensor | Part | Model) and not (isinstance(weight, Tensor) and weight.dim() == 0)
-        for weight in weights.values()
+    of_numbers = isinstance(weights, Mapping) and (
+        {float, int}.issuperset(map(type, weights.values())) or not any(map(_is_vector, weights.values()))
     )
     if (
         of_numbers
@@ -125,6 +124,10 @@ def check_arguments(call: str, inbox: object, weights: object, *own: object) -> 
         "weights (rank -> number)",
     ]
     raise TypeError(f"node.{call}: got {given}; accepted: {', '.join(accepted)}")
+
+
+def _is_vector(weight: object) -> bool:
+    return isinstance(weight, Part | Model) or (isinstance(weight, Tensor) and weight.dim() > 0)
 
 
 def _described(argument: object) -> str:

@@ -370,7 +370,8 @@ def is_finite(vector: Tensor) -> bool:
     if not vector.dtype.is_floating_point or vector.layout is not torch.strided or vector.is_meta:
         return True  # the last two can't be sent
     # If a sum is finite, so are its terms; the converse does not hold.
-    if not (math.isfinite(vector.sum(dtype=_wide(vector)).item()) or vector.isfinite().all().item()):
+    total = vector.sum() if vector.dtype is torch.float32 else vector.sum(dtype=_wide(vector))
+    if not (math.isfinite(total) or vector.isfinite().all().item()):
         return False
     setattr(vector, _SEEN, vector._version)
     return True

@@ -52,16 +52,19 @@ class Expectations:
     """The expectations of one node. ``size`` is the number of parameters. ``encoded`` tells whether a codec
     encodes models, so that a part may replace a whole vector."""
 
+    __slots__ = ("_declared", "_encoded", "_sent", "_size")
+
     def __init__(self, size: int, *, encoded: bool) -> None:
         self._size, self._encoded = size, encoded
-        self._declared: dict[Prefix, Declared] = {}
-        self._sent: dict[tuple[Any, ...], list[Form]] = {}  # by the shape of the tag
+        self._declared: dict[Prefix, Declared] | None = None
+        self._sent: dict[tuple[Any, ...], tuple[Form, ...]] = {}  # by the shape of the tag
 
     def declare(
         self, tag: Tag, like: tuple[Payload, ...], check: Callable[[Message], Any] | None, *, exact: bool
     ) -> None:
         """See :meth:`gossamer.Node.expect`."""
         forms = tuple(self._form(payload) for payload in like)
+        self._declared = self._declared or {}
         self._declared[_shape(as_tag(tag))] = Declared(forms, check, self._encoded and not exact)
 
     def sent(self, tag: Prefix, payload: Payload) -> bool:
@@ -73,12 +76,18 @@ class Expectations:
             return False
         if tag[:1] == ("answer",):  # answers to several kinds of questions share one tag
             return True
-        known = self._sent.setdefault(_shape(tag), [])
+        shape = _shape(tag)
+        known = self._sent.get(shape, ())
         if form not in known and form not in _UNINFORMATIVE:
-            known.append(form)
+            self._sent[shape] = _with(known, form)
             if len(self._sent) > MAX_SHAPES:
                 del self._sent[next(iter(self._sent))]
         return True
+
+    def accepted(self, tag: Prefix) -> tuple[Form, ...] | None:
+        """Forms under a tag in which nothing is wrong, if their values are finite. None if the algorithm declares what it
+        expects."""
+        return None if self._declared else self._sent.get(_shape(tag), ())
 
     def fault(self, message: Message) -> str | None:
         """A description of what is wrong with a decoded message; None if it is as expected."""
@@ -104,7 +113,7 @@ class Expectations:
         """Whether the node knows, or can check, the form of messages under a tag."""
         shape = _shape(tag)
         return bool(self._sent.get(shape)) or any(
-            shape[:length] in self._declared for length in range(len(shape) + 1)
+            shape[:length] in (self._declared or ()) for length in range(len(shape) + 1)
         )
 
     def misfit(self, payload: Payload, own: Model | Tensor | None) -> str | None:
@@ -120,6 +129,8 @@ class Expectations:
     def _form(self, payload: Payload) -> Form:
         """The form of a payload. ValueError for non-finite values, or kinds that can't be sent."""
         kind = type(payload)
+        if kind is Tensor and is_finite(payload):  # (the most frequent kind)
+            return _form_of_tensor(payload.dtype, payload.shape)
         if kind is Model:
             parameters, buffers = payload
             if type(parameters) is Coded and self._encoded:  # the node's own, encoded by node.compress
@@ -139,7 +150,7 @@ class Expectations:
                 return "dict", tuple(sorted(items.items()))
             return "numbered", tuple(dict.fromkeys(items.values()))
         if isinstance(payload, Tensor):
-            return "tensor", _checked(payload).dtype, tuple(payload.shape)
+            return _form_of_tensor(_checked(payload).dtype, payload.shape)
         if isinstance(payload, list | tuple):
             forms = tuple(self._form(item) for item in payload)
             return "list", forms[:1] if len(set(forms)) == 1 else forms
@@ -163,6 +174,19 @@ _SCALARS: dict[type, str] = {
 }
 _UNINFORMATIVE: tuple[Form, ...] = (("nothing",), ("list", ()), ("dict", ()))
 """Forms that a node may send in place of any other."""
+
+
+# Nodes share the forms of what all of them send: they take no memory for each node, and equal ones are found at once.
+
+
+@lru_cache(maxsize=1024)
+def _form_of_tensor(dtype: torch.dtype, shape: torch.Size) -> Form:
+    return "tensor", dtype, tuple(shape)
+
+
+@lru_cache(maxsize=1024)
+def _with(forms: tuple[Form, ...], form: Form) -> tuple[Form, ...]:
+    return *forms, form
 
 
 def _checked(vector: Any) -> Tensor:

@@ -1,6 +1,9 @@
 """A node's mailbox. Messages stay in it, never inside a future, until a task takes them.
 
-So no message is lost when the task that waits for it is cancelled or times out at the same instant."""
+So no message is lost when the task that waits for it is cancelled or times out at the same instant.
+
+Unread messages lie in boxes, one for each tag, in order of arrival. Most calls name a whole tag, and so look into one box
+only. All messages have consecutive numbers, by which those of several boxes are put in order: a tag may also be a prefix."""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from heapq import merge
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gossamer.codecs.codec import Coder
 from gossamer.errors import PeerFailure
-from gossamer.messages.tags import Message, matches
+from gossamer.messages.tags import Message
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
 from gossamer.node.waiting import Slot, resolve
@@ -34,6 +40,10 @@ wire and 64 in memory."""
 
 MAX_TAGS, MAX_RANKS = 2, 16
 """Maximum number of tags of unread messages, and of their senders, that a description names."""
+
+_Box = dict[int, Message]  # number -> message, in order of arrival
+_NO_AGES = (0, 0.0, -math.inf)
+_SENT_AT = attrgetter("sent_at")
 
 
 class PeerLost(PeerFailure):
@@ -55,8 +65,10 @@ class Inbox(dict[int, Any]):
     def __init__(
         self, payloads: dict[int, Any], missing: Iterable[int] = (), unknown_tag: Prefix | None = None
     ) -> None:
-        super().__init__(sorted(payloads.items()))
-        self.missing, self.unknown_tag = tuple(sorted(missing)), unknown_tag
+        ranks = sorted(payloads)
+        # Messages sent at one instant mostly arrive in this order.
+        dict.__init__(self, payloads if ranks == [*payloads] else {rank: payloads[rank] for rank in ranks})
+        self.missing, self.unknown_tag = tuple(sorted(missing)) if missing else (), unknown_tag
 
 
 class _Waiter:
@@ -64,11 +76,16 @@ class _Waiter:
     ``sources`` (None is any) have a message in the mailbox whose tag begins with the prefix, or equals it if
     ``exact``."""
 
+    __slots__ = (
+        *("_future", "_mailbox", "_timeout", "_timer", "expired", "length", "prefix", "seen", "sources"),
+        "wanted",
+    )
+
     def __init__(
         self,
         mailbox: Mailbox,
         prefix: Prefix,
-        sources: set[int] | None,
+        sources: Set[int] | None,
         timeout: float | None,
         *,
         exact: bool = False,
@@ -144,10 +161,9 @@ class _Decoding:
 
 
 class Mailbox:
-    """The messages of one node that no task has taken, in order of arrival, and the tasks that wait for messages.
+    """The messages of one node that no task has taken, and the tasks that wait for messages.
 
     Attributes:
-        messages: those not yet taken, oldest first.
         first: rank -> the first round in which a node that was away takes part again. This node may be
             included.
         presence: replaces ``first`` in a simulation with faults.
@@ -156,6 +172,21 @@ class Mailbox:
         drops_malformed: whether the node goes on if a peer's message is malformed.
         retired: whether no task will take messages any more."""
 
+    __slots__ = (
+        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer", "_lost_peer"),
+        *(
+            "_longest_late",
+            "_malformed_of",
+            "_restored",
+            "_round",
+            "_taken",
+            "_unread_of",
+            "_values",
+            "coder",
+        ),
+        *("drops_malformed", "expectations", "first", "host", "presence", "rank", "retired", "waiters"),
+    )
+
     def __init__(
         self, setup: Setup, rank: int, host: Host, round: Callable[[], int], expectations: Expectations
     ) -> None:
@@ -163,21 +194,79 @@ class Mailbox:
         self.rank, self._lost_peer = rank, gather.lost_peer
         self.drops_malformed = gather.drops_malformed
         self._round, self.host, self.expectations = round, host, expectations
-        self.messages: list[Message] = []
+        self._boxes: dict[Prefix, _Box] = {}
+        # What most nodes never need is None until it is needed: there may be a hundred thousand mailboxes.
+        self._longer: dict[str | int, dict[Prefix, _Box]] | None = None  # tags of several parts, by the first
+        self._arrived = self._taken = 0  # the number of the next message; the number of those that have gone
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.presence = host.presence
         self.coder: Coder | None = None
-        self._malformed_of: Counter[int] = Counter()  # malformed messages by sender
-        self._unread_of: set[int] = set()  # senders of which unread messages were dropped
-        self._late: Counter[tuple[int, Prefix]] = Counter()  # messages that will be dropped on arrival
+        self._malformed_of: dict[int, int] | None = None  # malformed messages by sender
+        self._unread_of: frozenset[int] = frozenset()  # senders of which unread messages were dropped
+        self._late: dict[tuple[int, Prefix], int] | None = None  # messages that will be dropped on arrival
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
         # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped.
         self._check_at, self._check_values_at = 2 * MAX_UNREAD, 2 * MAX_UNREAD_VALUES
         self._values = 0
-        self._ages = (0, 0.0, -math.inf)  # of the messages taken since the last row: count, sum, largest
+        self._ages = _NO_AGES  # of the messages taken since the last row: count, sum, largest
         self._restored = False  # whether there may be messages that were counted before a restart
+
+    # --- boxes
+
+    @property
+    def messages(self) -> list[Message]:
+        """The messages not yet taken, oldest first."""
+        numbered = chain.from_iterable(box.items() for box in self._boxes.values())
+        return [message for _, message in sorted(numbered)]
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        self._boxes, self._longer, self._taken = {}, None, self._arrived
+        for message in messages:
+            self._box(message.tag)[self._arrived] = message
+            self._arrived += 1
+
+    def _box(self, tag: Prefix) -> _Box:
+        """The box of a tag, which is new unless there are messages in it."""
+        if (box := self._boxes.get(tag)) is None:
+            box = self._boxes[tag] = {}
+            if len(tag) > 1:
+                self._longer = self._longer or {}
+                self._longer.setdefault(tag[0], {})[tag] = box
+        return box
+
+    def _remove_box(self, tag: Prefix) -> None:
+        """Remove a box whose messages have all been taken."""
+        del self._boxes[tag]
+        if self._longer and len(tag) > 1:
+            alike = self._longer[tag[0]]
+            del alike[tag]
+            if not alike:
+                del self._longer[tag[0]]
+
+    def _under(self, prefix: Prefix, *, exact: bool = False) -> Iterable[tuple[int, Message]]:
+        """The messages whose tags begin with a prefix, or equal it if ``exact``, oldest first, with their numbers."""
+        box = self._boxes.get(prefix)
+        beyond = self._beyond(prefix) if not exact and (self._longer or not prefix) else None
+        if not beyond:
+            return () if box is None else box.items()
+        boxes = beyond if box is None else [box, *beyond]
+        return merge(*[box.items() for box in boxes])
+
+    def _beyond(self, prefix: Prefix) -> list[_Box]:
+        """The boxes of longer tags that begin with a prefix."""
+        longer = (self._longer or {}).get(prefix[0], {}) if prefix else self._boxes
+        length = len(prefix)
+        return [box for tag, box in longer.items() if len(tag) > length and tag[:length] == prefix]
+
+    def _remove(self, number: int, message: Message) -> None:
+        box = self._boxes[message.tag]
+        del box[number]
+        self._taken += 1
+        if not box:
+            self._remove_box(message.tag)
 
     # --- delivery
 
@@ -186,12 +275,16 @@ class Mailbox:
         if (self._late or self.retired) and self._is_late(message):
             self.late((message,))
             return
-        self.messages.append(message)
+        source, tag, number = message.source, message.tag, self._arrived
+        box = self._boxes.get(tag)
+        if box is None:
+            box = self._box(tag)
+        box[number] = message
+        self._arrived = number + 1
         if message.values > 1:
             self._values += message.values
-        if len(self.messages) > self._check_at or self._values > self._check_values_at:
+        if number - self._taken >= self._check_at or self._values > self._check_values_at:
             self._drop_unread()
-        source, tag = message.source, message.tag
         for waiter in self.waiters:  # inlined from fits(), to save a call per message
             sources = waiter.sources
             if (sources is None or source in sources) and tag[: waiter.length] == waiter.prefix:
@@ -201,12 +294,13 @@ class Mailbox:
 
     def _is_late(self, message: Message) -> bool:
         # Lost messages stay expected, so there may be many: their prefixes are looked up, not searched.
+        late = self._late or {}
         for length in range(min(len(message.tag), self._longest_late) + 1):
             key = message.source, message.tag[:length]
-            if key in self._late:
-                self._late[key] -= 1
-                if not self._late[key]:
-                    del self._late[key]
+            if key in late:
+                late[key] -= 1
+                if not late[key]:
+                    del late[key]
                 return True
         return self.retired
 
@@ -238,7 +332,7 @@ class Mailbox:
                 values[source] -= message.values
                 self.host.counters.messages_refused += self._new((message,))
                 if source not in self._unread_of:
-                    self._unread_of.add(source)
+                    self._unread_of |= {source}
                     over = f"over {MAX_UNREAD} are unread, or over {MAX_UNREAD_VALUES} values in them"
                     text = f"node {self.rank} drops messages of node {source}: {over}; the first is under tag"
                     self.host.event("unread", f"{text} {_shown(message.tag):.100}")
@@ -251,7 +345,8 @@ class Mailbox:
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
-        self._late = Counter({key: count for key, count in self._late.items() if key[0] not in sources})
+        if self._late:
+            self._late = {key: count for key, count in self._late.items() if key[0] not in sources}
 
     def unread(self) -> str:
         """The messages that no task waits for, by tag, in words; empty if there are none."""
@@ -278,7 +373,8 @@ class Mailbox:
 
     def refuse(self, source: int, tag: Prefix, reason: str) -> None:
         """Record a malformed message of a peer, which was dropped. MalformedMessage if that ends the run."""
-        self._malformed_of[source] += 1
+        self._malformed_of = self._malformed_of or {}
+        self._malformed_of[source] = self._malformed_of.get(source, 0) + 1
         text = (
             f"node {self.rank} refuses a message of node {source} under tag {_shown(tag):.100}: {reason:.300}"
         )
@@ -329,26 +425,33 @@ class Mailbox:
         counted."""
         sources = None if source is None else {source}
         with _Waiter(self, prefix, sources, timeout, exact=exact) as waiter:
-            while (message := next(filter(waiter.fits, self.messages), None)) is None:
+            while (message := self._take_first(prefix, source, exact=exact)) is None:
                 if waiter.expired:
                     raise TimeoutError(f"node {self.rank}: {waiter} did not arrive within {timeout} s")
                 if source in self.host.lost:
                     raise PeerLost(f"node {self.rank} waits for {waiter}, which is dead")
                 await waiter.woken()
-            self.messages.remove(message)
             return message
+
+    def _take_first(self, prefix: Prefix, source: int | None, *, exact: bool) -> Message | None:
+        for number, message in self._under(prefix, exact=exact):
+            if source is None or message.source == source:
+                self._remove(number, message)
+                return message
+        return None
 
     def take_all(
         self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
     ) -> list[Message]:
         """Take every matching message, oldest first. ``only`` restricts the selection."""
-        taken: list[Message] = []
-        rest: list[Message] = []
-        for message in self.messages:
-            fits = (source is None or message.source == source) and matches(prefix, message.tag)
-            (taken if fits and (only is None or only(message)) else rest).append(message)
-        self.messages = rest
-        return taken
+        fitting = [
+            (number, message)
+            for number, message in self._under(prefix)
+            if (source is None or message.source == source) and (only is None or only(message))
+        ]
+        for number, message in fitting:
+            self._remove(number, message)
+        return [message for _, message in fitting]
 
     def drain(
         self,
@@ -360,7 +463,7 @@ class Mailbox:
     ) -> list[Message]:
         """Take every matching message; see :meth:`Node.drain`. ``only`` restricts the selection."""
         # Superseded messages are decoded too, since a codec may need every message of a sender.
-        taken = [self._opened(message) for message in self.take_all(prefix, source, only)]
+        taken = self._all_opened(self.take_all(prefix, source, only))
         if newest:
             last = {(message.source, message.tag): message for message in taken}
             newest_ones = [message for message in taken if last[message.source, message.tag] is message]
@@ -371,15 +474,15 @@ class Mailbox:
         return taken
 
     async def gather(
-        self, wanted: set[int], prefix: Prefix, at_least: int | None, timeout: float | None
+        self, wanted: Set[int], prefix: Prefix, at_least: int | None, timeout: float | None
     ) -> Inbox:
         """Take one message from each of some ranks; see :meth:`Node.gather`."""
         enough = len(wanted) if at_least is None else min(at_least, len(wanted))
-        away: set[int] = set()  # ranks not to wait for, even if they come back in the meantime
-        malformed: set[int] = set()  # ranks whose message was dropped
+        away: Set[int] = frozenset()  # ranks not to wait for, even if they come back in the meantime
+        malformed: Set[int] = frozenset()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
-            while True:
-                taken, rest = self._oldest(wanted - malformed if malformed else wanted, prefix)
+            while (inbox := self._complete(wanted, prefix)) is None:
+                taken = self._oldest(wanted - malformed if malformed else wanted, prefix)
                 waiter.seen = set(taken)
                 if self.presence is not None or self.host.lost or self.first:
                     away |= self._away(wanted - waiter.seen, waiter)
@@ -388,27 +491,73 @@ class Mailbox:
                 if not (waiter.expired or len(waiter.seen - not_awaited) >= waiter.wanted):
                     await waiter.woken()
                     continue
-                self.messages = rest
-                opened = list(taken.values())
+                for numbered in taken.values():
+                    self._remove(*numbered)
+                opened: Sequence[Message] = [message for _, message in taken.values()]
                 if self.coder is None:
                     _check_unchanged(opened)
                 else:
                     opened = await self._decoded(opened)
                 admitted = self._admitted(opened)
                 if len(admitted) == len(opened):
-                    break
+                    return self._gathered(admitted, wanted, malformed, prefix)
                 malformed |= taken.keys() - {message.source for message in admitted}
                 self.messages = [*admitted, *self.messages]
-        missing: set[int] = set()
-        if len(admitted) < len(wanted):
-            missing = wanted - taken.keys()
-            self._late.update((rank, prefix) for rank in missing - malformed)
+            return inbox
+
+    def _oldest(self, wanted: Set[int], prefix: Prefix) -> dict[int, tuple[int, Message]]:
+        """The oldest message of each of some ranks under a tag, with its number."""
+        oldest: dict[int, tuple[int, Message]] = {}
+        for numbered in self._under(prefix):
+            source = numbered[1].source
+            if source in wanted and source not in oldest:
+                oldest[source] = numbered
+        return oldest
+
+    def _complete(self, wanted: Set[int], prefix: Prefix) -> Inbox | None:
+        """What :meth:`gather` returns if one message of each rank, and no other message, is there under exactly this
+        tag, and nothing is wrong with any of them. This is the most frequent case; None in any other."""
+        box = self._boxes.get(prefix)
+        if box is None or len(box) != len(wanted) or self.coder is not None:
+            return None
+        accepted = self.expectations.accepted(prefix)
+        if accepted is None or not prefix or (self._longer and self._beyond(prefix)):
+            return None
+        payloads = {}
+        messages = box.values()
+        for message in messages:
+            form = message.form
+            if not (form and form[0] in accepted) and self.expectations.fault(message) is not None:
+                return None
+            for tensor, version in message.versions:
+                if tensor._version != version:
+                    return None
+            payloads[message.source] = message.payload
+        if payloads.keys() != wanted:
+            return None
+        self._remove_box(prefix)
+        self._taken += len(box)
+        self._took(messages)
+        return Inbox(payloads, (), None if accepted else self._unknown(prefix))
+
+    def _gathered(
+        self, messages: Sequence[Message], wanted: Set[int], malformed: Set[int], prefix: Prefix
+    ) -> Inbox:
+        """The inbox with some of the messages that were wanted. The others are late if they arrive."""
+        payloads = {message.source: message.payload for message in messages}
+        missing = wanted - payloads.keys()
+        if missing:
+            self._late = self._late or {}
+            for rank in missing - malformed:
+                self._late[rank, prefix] = self._late.get((rank, prefix), 0) + 1
             self._longest_late = max(self._longest_late, len(prefix))
             if self.presence is not None:
                 self.presence.remember(self.rank, missing)
-        self._took(admitted)
-        payloads = {message.source: message.payload for message in admitted}
-        return Inbox(payloads, missing, None if self.expectations.know(prefix) else prefix)
+        self._took(messages)
+        return Inbox(payloads, missing, self._unknown(prefix))
+
+    def _unknown(self, prefix: Prefix) -> Prefix | None:
+        return None if self.expectations.know(prefix) else prefix
 
     def fitting(self, inbox: Mapping[int, Any], own: Any = None) -> Mapping[int, Any]:
         """The payloads that can be combined with a vector or model (None: the node's own). If the form of gathered ones was
@@ -423,19 +572,6 @@ class Mailbox:
                 self.refuse(rank, inbox.unknown_tag, fault)
         return {rank: payload for rank, payload in inbox.items() if faults[rank] is None}
 
-    def _oldest(self, wanted: set[int], prefix: Prefix) -> tuple[dict[int, Message], list[Message]]:
-        """The oldest message of each of some ranks under a tag, and all other messages."""
-        taken: dict[int, Message] = {}
-        rest = []
-        length = len(prefix)
-        for message in self.messages:
-            source = message.source
-            if source in wanted and source not in taken and message.tag[:length] == prefix:
-                taken[source] = message
-            else:
-                rest.append(message)
-        return taken, rest
-
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
         """Decode taken messages. The engine does it, for many nodes at once if it can. The messages are put
         back if the task is cancelled in the meantime."""
@@ -448,6 +584,12 @@ class Mailbox:
             raise
         return decoded
 
+    def _all_opened(self, messages: list[Message]) -> list[Message]:
+        if self.coder is None:
+            _check_unchanged(messages)
+            return messages
+        return [self._opened(message) for message in messages]
+
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
         _check_unchanged((message,))
@@ -459,11 +601,15 @@ class Mailbox:
             return replace(message, payload=Undecodable(str(error)), form=[])
 
     def _took(self, messages: Collection[Message]) -> None:
-        if messages:
-            now = self.host.now()
-            ages = [max(now - message.sent_at, 0.0) for message in messages]  # clocks of machines differ
-            self.host.counters.messages_taken += self._new(messages)
-            self.note_ages(len(ages), math.fsum(ages), max(ages))
+        if not messages:
+            return
+        now, sent = self.host.now(), [*map(_SENT_AT, messages)]
+        count, first = len(sent), min(sent)
+        largest = max(now - first, 0.0)  # clocks of machines differ
+        equal = first == max(sent)  # then their sum is a product, which is rounded once, as fsum is
+        total = count * largest if equal else math.fsum([max(now - at, 0.0) for at in sent])
+        self.host.counters.messages_taken += self._new(messages) if self._restored else count
+        self.note_ages(count, total, largest)
 
     def note_ages(self, count: int, age: float, largest: float) -> None:
         """Note that the node has taken some messages: the sum of their ages and the largest, in seconds."""
@@ -473,10 +619,10 @@ class Mailbox:
     def take_ages(self) -> tuple[float | None, float | None]:
         """The mean and the largest age of the messages taken since the last call, in seconds since their
         senders queued them. None if no message was taken."""
-        (count, total, largest), self._ages = self._ages, (0, 0.0, -math.inf)
+        (count, total, largest), self._ages = self._ages, _NO_AGES
         return (total / count, largest) if count else (None, None)
 
-    def _away(self, awaited: set[int], waiter: _Waiter) -> set[int]:
+    def _away(self, awaited: Set[int], waiter: _Waiter) -> Set[int]:
         """The ranks in ``awaited`` that send nothing in this round."""
         lost = awaited & self.host.lost
         if lost and self._lost_peer == "fail":
@@ -491,16 +637,19 @@ class Mailbox:
 
     def saved(self) -> dict[str, Any]:
         """The values that :meth:`restore` takes in addition to the messages."""
-        late = [[source, list(prefix), count] for (source, prefix), count in self._late.items()]
+        late = [[source, list(prefix), count] for (source, prefix), count in (self._late or {}).items()]
         return {"late": json.dumps(late), "ages": list(self._ages)}  # one value, however long the list is
 
     def overwrite(self, messages: Iterable[Message], sent: Mapping[int, int]) -> None:
         """Replace every message that a source sent before it was saved with the saved copy. ``sent`` has the
         number of these messages of each source. LookupError if the mailbox has other messages."""
         saved = {(message.source, message.number): message for message in messages}
-        for k, message in enumerate(self.messages):
-            if message.number < sent.get(message.source, 0):
-                self.messages[k] = saved.pop((message.source, message.number))
+        self.messages = [
+            saved.pop((message.source, message.number))
+            if message.number < sent.get(message.source, 0)
+            else message
+            for message in self.messages
+        ]
         if saved:
             raise LookupError(f"node {self.rank}: messages {list(saved)} are missing")
 
@@ -511,7 +660,7 @@ class Mailbox:
             self._restored, messages = True, [replace(message, again=True) for message in messages]
         self.messages = [*messages, *self.messages]
         late = json.loads(saved["late"])
-        self._late = Counter({(source, tuple(prefix)): count for source, prefix, count in late})
+        self._late = {(source, tuple(prefix)): count for source, prefix, count in late}
         self._longest_late = max((len(prefix) for _, prefix in self._late), default=0)
         if self.presence is not None:
             self.presence.remember(self.rank, {source for source, _ in self._late})

@@ -34,22 +34,22 @@ class VersionedVector:
     when the vector is next read or replaced. ``vector`` is for comparisons; :meth:`read` returns it for
     use."""
 
-    __slots__ = ("_name", "_rank", "_version", "vector", "writes")
+    __slots__ = ("_name", "_rank", "vector", "version", "writes")
 
     def __init__(self, rank: int, name: str, vector: Tensor) -> None:
         self._rank, self._name = rank, name
-        self.vector, self._version, self.writes = vector, vector._version, 0
+        self.vector, self.version, self.writes = vector, vector._version, 0
 
     def read(self) -> Tensor:
         """The newest vector; its values may not have been written yet."""
-        if self.vector._version != self._version:
+        if self.vector._version != self.version:
             raise modified_in_place(self._rank, self._name)
         return self.vector
 
     def write(self, vector: Tensor) -> None:
         """Replace the vector."""
         self.read()
-        self.vector, self._version = vector, vector._version
+        self.vector, self.version = vector, vector._version
         self.writes += 1
 
 
@@ -86,8 +86,10 @@ class OwnModel:
     def check(self) -> None:
         """RuntimeError if user code has modified the model in place. Every call of the node that waits begins
         with this check, because other code that shares these vectors runs during the wait."""
-        self.parameters.read()
-        self.buffers.read()
+        parameters, buffers = self.parameters, self.buffers
+        # (Here and not only by read(), since it is called so often.)
+        if parameters.vector._version != parameters.version or buffers.vector._version != buffers.version:
+            self.snapshot()
 
     def train(self, first: int, steps: int, lr: float) -> Awaitable[float]:
         """Take local steps from the current model, numbered from ``first``. Returns their mean loss."""

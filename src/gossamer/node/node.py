@@ -642,7 +642,9 @@ class _MixOwn(Mix):
 
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
-    """The inbox with each model replaced by its parameters."""
+    """A copy of the inbox with each model replaced by its parameters."""
+    if Model not in map(type, inbox.values()):
+        return dict(inbox)
     return {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
 
 

@@ -25,9 +25,11 @@ _ANSWER = "answer"
 class Questions:
     """The questions of one node; see :meth:`Node.ask`."""
 
+    __slots__ = ("_awaited", "_mailbox", "_node")
+
     def __init__(self, node: Node, mailbox: Mailbox) -> None:
         self._node, self._mailbox = node, mailbox
-        self._awaited: set[tuple[int, Prefix]] = set()
+        self._awaited: frozenset[tuple[int, Prefix]] = frozenset()
 
     async def ask(
         self,
@@ -51,11 +53,11 @@ class Questions:
             open_questions = node.state.setdefault(OPEN, [])
             open_questions.append([peer, list(answer), node.now() + keep_s])
             del open_questions[:-MAX_OPEN]
-        self._awaited.add((peer, answer))
+        self._awaited |= {(peer, answer)}
         try:
             message = await self._mailbox.receive(answer, peer, timeout, exact=True)
         finally:
-            self._awaited.discard((peer, answer))
+            self._awaited -= {(peer, answer)}
         self._close(peer, answer)
         return message.payload
 

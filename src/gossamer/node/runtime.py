@@ -299,7 +299,7 @@ class NodeRuntime:
             optimizer=self.own.state,
             state=state,
             node=saved,
-            unread=list(self.mailbox.messages),
+            unread=self.mailbox.messages,
             engine=engine,
         )
 
