@@ -481,7 +481,7 @@ class Mailbox:
         away: Set[int] = frozenset()  # ranks not to wait for, even if they come back in the meantime
         malformed: Set[int] = frozenset()  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
-            while (inbox := self._complete(wanted, prefix)) is None:
+            while malformed or (inbox := self._complete(wanted, prefix)) is None:
                 taken = self._oldest(wanted - malformed if malformed else wanted, prefix)
                 waiter.seen = set(taken)
                 if self.presence is not None or self.host.lost or self.first:
