@@ -55,8 +55,9 @@ class Scene:
         self.timers: list[Callable[[], None]] = []
         self.decoding: list[asyncio.Future[None]] = []
         host = {"event": lambda *event: self.log.append(event), "timer": self.timer, "mix": self.mix}
+        slot = lambda: asyncio.get_running_loop().create_future()  # noqa: E731
         self.host = mock.Mock(
-            spec=Host, lost=set(), presence=None, counters=Traffic(), now=lambda: 2.5, **host
+            spec=Host, lost=set(), presence=None, counters=Traffic(), now=lambda: 2.5, slot=slot, **host
         )
         self.expectations = Expectations(3, encoded=False)
         self.expectations.sent(("a", 7), torch.ones(3))

@@ -77,7 +77,7 @@ class _Waiter:
     ``exact``."""
 
     __slots__ = (
-        *("_future", "_mailbox", "_timeout", "_timer", "expired", "length", "prefix", "seen", "sources"),
+        *("_mailbox", "_slot", "_timeout", "_timer", "expired", "length", "prefix", "seen", "sources"),
         "wanted",
     )
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
-
-if TYPE_CHECKING:
-    pass
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 T_co = TypeVar("T_co", covariant=True)
 
