@@ -12,24 +12,23 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from gossamer.errors import GossamerError
 from gossamer.node.runtime import running_node
 
-if TYPE_CHECKING:
-    from gossamer.runtime.simulate.core import Core
-    from gossamer.runtime.simulate.fiber import Fiber
+Ready = deque[tuple[Callable[[Any, Any], object], Any, Any]]
+"""What runs next at this instant, in order: a function and its two arguments."""
 
 _NEEDS_A_TASK = {"asyncio.taskgroups": "TaskGroup", "asyncio.timeouts": "timeout"}
 """Modules of asyncio that look for asyncio's own task, and what authors know of them."""
 
 
 class Adapter:
-    """As a context, the running event loop of asyncio's objects."""
+    """As a context, the running event loop of asyncio's objects. ``ready`` is the core's queue."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, ready: Ready) -> None:
+        self.ready = ready
         self._outer: asyncio.AbstractEventLoop | None = None
 
     def __enter__(self) -> None:
@@ -56,12 +55,14 @@ class Adapter:
     # --- what asyncio's objects ask of an event loop
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> None:
-        self._core.ready.append((_run, copy_context() if context is None else context, (callback, args)))
+        self.ready.append((_run, copy_context() if context is None else context, (callback, args)))
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=cast("asyncio.AbstractEventLoop", self))
 
-    def create_task(self, coroutine: Coroutine[Any, Any, Any], **_: Any) -> Fiber[Any]:
+    def create_task(
+        self, coroutine: Coroutine[Any, Any, Any], *, context: Context | None = None, **_: Any
+    ) -> Any:
         """Run a coroutine as a task of the node whose task runs."""
         node = running_node()
         if node is None:
@@ -69,7 +70,7 @@ class Adapter:
             raise GossamerError(
                 "a coroutine was given to asyncio outside of a node's tasks; accepted: node.spawn"
             )
-        return cast("Fiber[Any]", node.adopt(coroutine))
+        return (context or copy_context()).run(node.adopt, coroutine)
 
     def get_debug(self) -> bool:
         return False

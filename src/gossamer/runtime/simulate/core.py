@@ -18,8 +18,8 @@ from operator import itemgetter
 from typing import Any, TypeVar
 
 from gossamer.errors import Deadlock, RunFailed
-from gossamer.runtime.simulate.adapter import Adapter
-from gossamer.runtime.simulate.fiber import Fiber, Ready, SimSlot
+from gossamer.runtime.simulate.adapter import Adapter, Ready
+from gossamer.runtime.simulate.fiber import Fiber, SimSlot
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Core:
     Attributes:
         now_ns: nanoseconds since the start, an integer.
         pending: the number of scheduled calls that could wake a node.
-        ready: what runs next at this instant; see :mod:`fiber`.
+        ready: what runs next at this instant.
         slot: makes a new slot.
         adapter: the event loop of asyncio's objects."""
 
@@ -71,7 +71,7 @@ class Core:
         self.waiting, self._new_instant = waiting, new_instant
         self.ready: Ready = deque()
         self.slot = partial(SimSlot, self.ready)
-        self.adapter = Adapter(self)
+        self.adapter = Adapter(self.ready)
         self._heap: list[ScheduledCall] = []
         self._numbers: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
@@ -83,7 +83,7 @@ class Core:
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Fiber[T]:
         """Run a coroutine as a fiber, which starts when the running one next waits."""
-        return Fiber(self, coroutine)
+        return Fiber(self.adapter, coroutine)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run until a coroutine ends. Returns its result."""

@@ -1,23 +1,19 @@
 """Coroutines that the core steps, and the slots that they wait for.
 
-What is ready is a queue of (function, two arguments). A fiber that is woken is one entry of it, so it resumes in the order
-in which fibers were woken, as a task of asyncio does."""
+A fiber that is woken is one entry of the queue of what is ready, so fibers resume in the order in which they were woken, as
+asyncio's tasks do."""
 
 from __future__ import annotations
 
 from asyncio import CancelledError, InvalidStateError
-from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-if TYPE_CHECKING:
-    from gossamer.runtime.simulate.core import Core
+from gossamer.runtime.simulate.adapter import Adapter, Ready
 
 T = TypeVar("T")
-
-Ready = deque[tuple[Callable[[Any, Any], object], Any, Any]]
 
 
 class SimSlot:
@@ -66,10 +62,10 @@ class Fiber(Generic[T]):
     It is a future for asyncio's functions too, so that they can wait for it."""
 
     __slots__ = (
+        "_adapter",
         "_callbacks",
         "_cancels",
         "_context",
-        "_core",
         "_coroutine",
         "_done",
         "_error",
@@ -82,8 +78,8 @@ class Fiber(Generic[T]):
     _cancel_message = None
     _log_destroy_pending = property(lambda fiber: False, lambda fiber, value: None)
 
-    def __init__(self, core: Core, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._core, self._coroutine, self._context = core, coroutine, copy_context()
+    def __init__(self, adapter: Adapter, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._adapter, self._coroutine, self._context = adapter, coroutine, copy_context()
         self._done = self._cancels = False
         self._waits_for: Any = None  # what has to be done before it continues
         # What becomes ready when it ends: a function, and its first argument. The second one is the fiber.
@@ -92,7 +88,7 @@ class Fiber(Generic[T]):
         self._error: BaseException | None = None
         self.watched = False
         """Whether anyone but its owner has waited for its end. The owner's callback is the first one."""
-        core.ready.append((step, self, None))
+        adapter.ready.append((step, self, None))
 
     def done(self) -> bool:
         return self._done
@@ -130,10 +126,13 @@ class Fiber(Generic[T]):
         return removed
 
     def get_loop(self) -> Any:
-        return self._core.adapter
+        return self._adapter
 
     def _make_cancelled_error(self) -> CancelledError:
         return CancelledError()
+
+    def set_name(self, name: object) -> None:
+        """Do nothing: only asyncio's debugger shows names."""
 
     def close(self) -> None:
         """End a coroutine that can't go on."""
@@ -146,7 +145,7 @@ class Fiber(Generic[T]):
 
     def _when_done(self, call: Callable[[Any, Any], object], first: Any) -> None:
         if self._done:
-            self._core.ready.append((call, first, self))
+            self._adapter.ready.append((call, first, self))
         else:
             self._callbacks.append((call, first))
 
@@ -155,13 +154,13 @@ class Fiber(Generic[T]):
         if type(awaited) is SimSlot and awaited._fiber is None:
             awaited._fiber = self
         elif awaited is None:
-            self._core.ready.append((step, self, None))
+            self._adapter.ready.append((step, self, None))
             return
         elif type(awaited) is Fiber and awaited is not self:
             awaited._when_done(step, self)
-        elif not self._core.adapter.wakes(awaited, partial(step, self)):
+        elif not self._adapter.wakes(awaited, partial(step, self)):
             error = RuntimeError(f"a task awaits {awaited!r}, which nothing in this simulation can end")
-            self._core.ready.append((_throw, self, error))
+            self._adapter.ready.append((_throw, self, error))
             return
         self._waits_for = awaited
         if self._cancels and awaited.cancel():
@@ -171,7 +170,7 @@ class Fiber(Generic[T]):
         self._done, self._result, self._error = True, result, error
         self.watched = len(self._callbacks) > 1
         for call, first in self._callbacks:
-            self._core.ready.append((call, first, self))
+            self._adapter.ready.append((call, first, self))
         self._callbacks = []
 
 
