@@ -172,18 +172,10 @@ class Mailbox:
         retired: whether no task will take messages any more."""
 
     __slots__ = (
-        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer", "_lost_peer"),
-        *(
-            "_longest_late",
-            "_malformed_of",
-            "_restored",
-            "_round",
-            "_taken",
-            "_unread_of",
-            "_values",
-            "coder",
-        ),
-        *("drops_malformed", "expectations", "first", "host", "presence", "rank", "retired", "waiters"),
+        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer"),
+        *("_longest_late", "_lost_peer", "_malformed_of", "_restored", "_round", "_taken", "_unread_of"),
+        *("_values", "coder", "drops_malformed", "expectations", "first", "host", "presence", "rank"),
+        *("retired", "waiters"),
     )
 
     def __init__(
