@@ -435,13 +435,19 @@ class Mailbox:
         self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
     ) -> list[Message]:
         """Take every matching message, oldest first. ``only`` restricts the selection."""
-        fitting = [
-            (number, message)
-            for number, message in self._under(prefix)
-            if (source is None or message.source == source) and (only is None or only(message))
-        ]
-        for number, message in fitting:
-            self._remove(number, message)
+        fitting = [*self._under(prefix)]
+        if source is None and only is None:
+            self._taken += len(fitting)
+            for tag in {message.tag for _, message in fitting}:
+                self._remove_box(tag)
+        else:
+            fitting = [
+                (number, message)
+                for number, message in fitting
+                if (source is None or message.source == source) and (only is None or only(message))
+            ]
+            for number, message in fitting:
+                self._remove(number, message)
         return [message for _, message in fitting]
 
     def drain(
