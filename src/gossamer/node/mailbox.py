@@ -173,18 +173,10 @@ class Mailbox:
         retired: whether no task will take messages any more."""
 
     __slots__ = (
-        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer", "_lost_peer"),
-        *(
-            "_longest_late",
-            "_malformed_of",
-            "_restored",
-            "_round",
-            "_taken",
-            "_unread_of",
-            "_values",
-            "coder",
-        ),
-        *("drops_malformed", "expectations", "first", "host", "presence", "rank", "retired", "waiters"),
+        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer"),
+        *("_longest_late", "_lost_peer", "_malformed_of", "_restored", "_round", "_taken", "_unread_of"),
+        *("_values", "coder", "drops_malformed", "expectations", "first", "host", "presence", "rank"),
+        *("retired", "waiters"),
     )
 
     def __init__(
@@ -444,13 +436,19 @@ class Mailbox:
         self, prefix: Prefix, source: int | None, only: Callable[[Message], bool] | None = None
     ) -> list[Message]:
         """Take every matching message, oldest first. ``only`` restricts the selection."""
-        fitting = [
-            (number, message)
-            for number, message in self._under(prefix)
-            if (source is None or message.source == source) and (only is None or only(message))
-        ]
-        for number, message in fitting:
-            self._remove(number, message)
+        fitting = [*self._under(prefix)]
+        if source is None and only is None:
+            self._taken += len(fitting)
+            for tag in {message.tag for _, message in fitting}:
+                self._remove_box(tag)
+        else:
+            fitting = [
+                (number, message)
+                for number, message in fitting
+                if (source is None or message.source == source) and (only is None or only(message))
+            ]
+            for number, message in fitting:
+                self._remove(number, message)
         return [message for _, message in fitting]
 
     def drain(
