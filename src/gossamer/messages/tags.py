@@ -178,6 +178,8 @@ COUNTERS = tuple(counter.name for counter in fields(Traffic))
 class Sending(ABC):
     """A message that was queued. Awaiting it returns when at most one window of it is still unacknowledged."""
 
+    __slots__ = ()
+
     @abstractmethod
     def __await__(self) -> Generator[Any, None, None]: ...
 

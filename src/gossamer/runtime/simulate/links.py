@@ -98,6 +98,8 @@ class Transfer(Sending):
 class Sent(Sending):
     """Messages that left at the instant of the call, so that none can be cancelled."""
 
+    __slots__ = ("_accepted_ns", "_clock", "_source")
+
     def __init__(self, clock: Core, source: int, accepted_ns: int) -> None:
         self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
 
