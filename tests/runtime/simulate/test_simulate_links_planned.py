@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable
 from typing import Any
@@ -12,7 +11,8 @@ from links_scene import BYTE, TAG, US, Drawn, Scene, of_size, star
 
 from gossamer.network import Path, UniformNetwork
 from gossamer.runtime.simulate import fifo
-from gossamer.runtime.simulate.clock import Order
+from gossamer.runtime.simulate.core import Order
+from gossamer.runtime.simulate.fiber import Fiber
 
 NODES = 4
 MS = 1000 * US
@@ -48,7 +48,7 @@ def played(kind: str, seed: int) -> list[Any]:
         for sending in links.send(source, to, bytes(of_size(rng.choice([1000, 5000, 70_001]))), TAG):
             sendings.append(sending)
             if rng.random() < 0.4:
-                tasks.append(asyncio.get_running_loop().create_task(accepted(len(sendings), sending)))
+                tasks.append(scene.clock.spawn(accepted(len(sendings), sending)))
 
     async def accepted(number: int, sending: Awaitable[None]) -> None:
         await sending
@@ -70,13 +70,13 @@ def played(kind: str, seed: int) -> list[Any]:
         )
 
     async def play() -> None:
-        over = asyncio.get_running_loop().create_future()
+        over = scene.clock.slot()
         scene.at(5000 * MS, lambda: over.set_result(None))
         await over
         for task in tasks:
             task.cancel()
 
-    tasks: list[asyncio.Task[None]] = []
+    tasks: list[Fiber[None]] = []
     for _ in range(60):
         scene.at(rng.randrange(250) * MS, rng.choice([*[send] * 6, cancel, depart]))
     for _ in range(40):
