@@ -25,22 +25,22 @@ class SimSlot:
         self._ready = ready
         self._done = False
         self._fiber: Fiber[Any] | None = None  # the one that waits
-        self._result: Any = None
         self._error: BaseException | None = None
+        self._result: Any  # if it is done without an error
 
     def done(self) -> bool:
         return self._done
 
     def set_result(self, result: Any, /) -> None:
         if self._done:
-            raise InvalidStateError("the slot has a result already")
+            raise InvalidStateError("the slot is done already")
         self._done, self._result = True, result
         if self._fiber is not None:
             self._ready.append((step, self._fiber, None))
 
     def set_exception(self, error: BaseException, /) -> None:
-        self._error = error
         self.set_result(None)
+        self._error = error
 
     def cancel(self) -> bool:
         if self._done:
@@ -157,10 +157,10 @@ class Fiber(Generic[T]):
             self._adapter.ready.append((step, self, None))
             return
         elif type(awaited) is Fiber and awaited is not self:
-            awaited._when_done(step, self)
-        elif not self._adapter.wakes(awaited, partial(step, self)):
+            awaited._when_done(_step_after, self)
+        elif not self._adapter.wakes(awaited, partial(_step_after, self)):
             error = RuntimeError(f"a task awaits {awaited!r}, which nothing in this simulation can end")
-            self._adapter.ready.append((_throw, self, error))
+            self._adapter.ready.append((step, self, error))
             return
         self._waits_for = awaited
         if self._cancels and awaited.cancel():
@@ -174,32 +174,28 @@ class Fiber(Generic[T]):
         self._callbacks = []
 
 
-def step(fiber: Fiber[Any], _: object) -> None:
-    """Let a fiber run until it next waits."""
+def step(fiber: Fiber[Any], error: BaseException | None) -> None:
+    """Let a fiber run until it next waits. An error is raised where it waits."""
     if fiber._cancels:
-        fiber._cancels = False
-        _throw(fiber, CancelledError())
-    else:
-        _resume(fiber, fiber._coroutine.send, None)
-
-
-def _throw(fiber: Fiber[Any], error: BaseException) -> None:
-    _resume(fiber, fiber._coroutine.throw, error)
-
-
-def _resume(fiber: Fiber[Any], enter: Callable[[Any], Any], value: Any) -> None:
+        fiber._cancels, error = False, CancelledError()
     fiber._waits_for = None
+    coroutine, run = fiber._coroutine, fiber._context.run
     try:
-        awaited = fiber._context.run(enter, value)
+        awaited = run(coroutine.send, None) if error is None else run(coroutine.throw, error)
     except StopIteration as end:
         fiber._end(end.value, None)
-    except (KeyboardInterrupt, SystemExit) as error:
-        fiber._end(None, error)
+    except (KeyboardInterrupt, SystemExit) as ended:
+        fiber._end(None, ended)
         raise
-    except BaseException as error:  # noqa: BLE001 - an author's coroutine may raise anything; its node reports it
-        fiber._end(None, error)
+    except BaseException as ended:  # noqa: BLE001 - an author's coroutine may raise anything; its node reports it
+        fiber._end(None, ended)
     else:
         fiber._wait(awaited)
+
+
+def _step_after(fiber: Fiber[Any], awaited: object) -> None:
+    """Let a fiber run after another one, or a future of asyncio, is done."""
+    step(fiber, None)
 
 
 def _call_back(call: tuple[Callable[[Any], object], Context | None], fiber: Fiber[Any]) -> None:
