@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from links_scene import BYTE, TAG, US, Drawn, Scene, of_size, star
 from gossamer.network import Path, UniformNetwork
 from gossamer.runtime.simulate import fifo
 from gossamer.runtime.simulate.core import Order
-from gossamer.runtime.simulate.fiber import Fiber
 
 NODES = 4
 MS = 1000 * US
@@ -47,12 +46,7 @@ def played(kind: str, seed: int) -> list[Any]:
         to = rng.sample([rank for rank in range(NODES) if rank != source], rng.randint(1, 3))
         for sending in links.send(source, to, bytes(of_size(rng.choice([1000, 5000, 70_001]))), TAG):
             sendings.append(sending)
-            if rng.random() < 0.4:
-                tasks.append(scene.clock.spawn(accepted(len(sendings), sending)))
-
-    async def accepted(number: int, sending: Awaitable[None]) -> None:
-        await sending
-        seen.append(("accepted", number, scene.clock.now_ns))
+        news.set()
 
     def cancel() -> None:
         for sending in rng.sample(sendings, min(len(sendings), 3)):
@@ -70,18 +64,24 @@ def played(kind: str, seed: int) -> list[Any]:
         )
 
     async def play() -> None:
-        over = scene.clock.slot()
-        scene.at(5000 * MS, lambda: over.set_result(None))
-        await over
-        for task in tasks:
-            task.cancel()
+        number = 0
+        while scene.clock.now_ns < 250 * MS or number < len(sendings):
+            if number == len(sendings):
+                news.clear()
+                await news.wait()
+            else:
+                await sendings[number]
+                seen.append(("accepted", number, scene.clock.now_ns))
+                number += 1
 
-    tasks: list[Fiber[None]] = []
+    news = asyncio.Event()
+    scene.at(250 * MS, news.set)
     for _ in range(60):
         scene.at(rng.randrange(250) * MS, rng.choice([*[send] * 6, cancel, depart]))
     for _ in range(40):
         scene.at(rng.randrange(900) * MS, ask)
     scene.live(play)
+    scene.play()
     return [scene.arrived, sorted(scene.watched), *seen]
 
 
