@@ -166,8 +166,11 @@ def test_system_without_fork_simulates(tmp_path: Path) -> None:
 import os, sys
 for name in ("fcntl", "resource", "termios", "tty", "pty", "grp", "pwd", "syslog"):
     sys.modules[name] = None
-for name in ("fork", "sched_getaffinity", "getuid", "geteuid"):
+for name in ("fork", "sched_getaffinity", "getuid", "geteuid", "sysconf", "set_blocking", "O_NONBLOCK"):
     delattr(os, name)
+import mmap
+for name in [name for name in vars(mmap) if name.startswith(("MAP_", "MADV_"))]:
+    delattr(mmap, name)
 import signal
 del signal.SIGKILL, signal.SIGCHLD
 import gossamer
