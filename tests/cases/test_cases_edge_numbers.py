@@ -467,6 +467,13 @@ def test_later_values_of_own_components_are_checked_where_they_enter(
     assert "\n" not in str(raised.value)
 
 
+def test_rounds_that_a_run_may_not_reach_are_not_looked_at_before_it() -> None:
+    """Only time ends this run, perhaps in its first round."""
+    schedule = {"name": OddSchedule, "factor_text": "inf", "from_round": 1}
+    optimizer = {"name": "sgd", "lr": 0.1, "schedule": schedule}
+    prepare(Experiment.of({**BASE, "optimizer": optimizer, "stop": {"time_s": 1.0}}))
+
+
 @pytest.mark.parametrize("cohort", [True, False])
 def test_steps_beyond_the_end_of_time_end_the_run_in_one_line(cohort: bool, tmp_path: Path) -> None:
     described = {

@@ -236,8 +236,9 @@ def _check_durations(profile: ComputeProfile, nodes: int, seed: int) -> None:
 
 
 def _check_learning_rates(experiment: Experiment) -> None:
-    """Refuse a schedule that takes the learning rate beyond float32 in one of the first rounds."""
-    rounds = range(min(experiment.stop.rounds or _TRIED, _TRIED))
+    """Refuse a schedule that takes the learning rate beyond float32 in one of the first rounds that the run has for certain.
+    (Later ones are checked when they begin.)"""
+    rounds = range(min(experiment.stop.rounds or 1, _TRIED))
     try:
         for round in rounds:
             experiment.optimizer.lr_at(round)
