@@ -168,15 +168,15 @@ for name in ("fcntl", "resource", "termios", "tty", "pty", "grp", "pwd", "syslog
     sys.modules[name] = None
 for name in ("fork", "sched_getaffinity", "getuid", "geteuid", "sysconf", "set_blocking", "O_NONBLOCK"):
     delattr(os, name)
-import mmap
-for name in [name for name in vars(mmap) if name.startswith(("MAP_", "MADV_"))]:
-    delattr(mmap, name)
 import signal
 del signal.SIGKILL, signal.SIGCHLD
 import gossamer
 for name in gossamer.__all__:
     getattr(gossamer, name)
 import gossamer.cli
+import mmap  # the libraries above ask for the system's name, not for what it has
+for name in [name for name in vars(mmap) if name.startswith(("MAP_", "MADV_"))]:
+    delattr(mmap, name)
 from concurrent.futures import ThreadPoolExecutor
 from gossamer import Experiment, Sweep, load_run, run, run_sweep
 from gossamer.results.report import write_report
