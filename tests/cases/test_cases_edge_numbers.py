@@ -315,6 +315,13 @@ def test_each_number_of_the_experiment_ends_in_work_or_in_one_line(tmp_path: Pat
             },
             "optimizer.schedule: linear makes the learning rate 5e+49 in round 1; accepted: finite numbers of float32",
         ),
+        *(
+            (
+                {"task": {"name": "digits", "model": {"name": name, "layers": 100_000}}},
+                "task.model.layers: got 100000; accepted: less than or equal to 1000",
+            )
+            for name in ("lstm", "gpt2")
+        ),
     ],
 )
 def test_the_line_names_the_field_and_its_range(fields: dict[str, Any], line: str) -> None:

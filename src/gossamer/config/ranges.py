@@ -28,3 +28,5 @@ NonNegativeFloat32 = Annotated[float, Field(ge=0, le=LARGEST_FLOAT32)]
 """A number from 0 on that becomes a float32."""
 PositiveFloat32 = Annotated[float, Field(gt=0, le=LARGEST_FLOAT32)]
 """A number above 0 that becomes a float32."""
+Layers = Annotated[int, Field(ge=1, le=1000)]
+"""The number of equal layers of a model, which torch makes one by one."""
