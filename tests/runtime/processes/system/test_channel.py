@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossamer.config.ranges import LONGEST_S as LONGEST_OF_A_FIELD
+from gossamer.config.ranges import LONGEST_ACCEPTED_S
 from gossamer.messages.tags import COUNTERS, LONGEST_S, Traffic
 from gossamer.runtime.processes.channel import (
     Channel,
@@ -169,7 +169,7 @@ def test_invalid_message_ends_the_channel(data: bytes, why: str) -> None:
     watched.theirs.close()
 
 
-@pytest.mark.parametrize("silent_s", [1e-9, 10.0, 2e5, LONGEST_OF_A_FIELD])
+@pytest.mark.parametrize("silent_s", [1e-9, 10.0, 2e5, LONGEST_ACCEPTED_S])
 def test_connections_are_kept_alive_for_any_time_that_an_experiment_may_have(silent_s: float) -> None:
     """Linux takes at most 32,767 s between two questions, and 2^31 - 1 ms without an answer."""
     with socket.socket() as end:
