@@ -143,6 +143,8 @@ def placed(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
             return {**BASE, "algorithm": "choco-sgd", "codec": spec}
         case "fault":
             return {**BASE, **FAULTY, "faults": [spec]}
+        case "model" if spec["name"] == "linear":  # for inputs with one axis
+            return {**BASE, "task": {**BASE["task"], "model": spec}}
         case "model":
             return {**BASE, "task": {**DIGITS["task"], "model": spec}}
         case "poison":

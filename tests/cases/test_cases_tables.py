@@ -221,6 +221,11 @@ def test_missing_values_are_refused_by_row_or_left_out(tmp_path: Path, sign: str
     )
 
 
+def test_a_file_that_was_unpacked_without_a_new_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "iris.csv.gz").write_text(lines(names=True))
+    assert same(samples(hub(tmp_path / "iris.csv.gz")), IRIS)
+
+
 def test_a_table_without_enough_rows_for_a_test_set_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "one.csv", "".join(lines(names=True).splitlines(keepends=True)[:2]))
     message = refused(path)
