@@ -42,6 +42,7 @@ def test_cause_without_user_code_names_last_line() -> None:
     library = error.with_traceback(error.__traceback__.tb_next.tb_next)  # type: ignore[union-attr]
     assert re.search(r" \((decoder|__init__)\.py, line \d+\)$", cause(library))
     assert cause(ValueError("two\nlines")) == "ValueError: two lines"
+    assert cause(ValueError("words " * 1000)) == f"ValueError: {('words ' * 1000)[:1999]}…"
 
 
 def test_all_errors_derive_from_gossamer_error() -> None:

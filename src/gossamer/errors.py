@@ -95,6 +95,7 @@ def cause(error: BaseException) -> str:
     the error it was raised from. Without such a line, it has the innermost line of any code, unless gossamer
     raised the error on purpose."""
     message = " ".join(str(error).split())  # a syntax error's message has the line
+    message = message if len(message) <= _LONGEST else f"{message[: _LONGEST - 1]}…"
     return f"{type(error).__name__}{': ' + message if message else ''}{place(error)}"
 
 
@@ -153,6 +154,8 @@ def is_own(error: BaseException) -> bool:
     return bool(frames) and _is_own(frames[-1].filename)
 
 
+_LONGEST = 2_000
+"""Most characters of another error's message in a line."""
 _PACKAGE = str(Path(__file__).parent) + os.sep
 _NOT_OWN = tuple(
     folder + os.sep

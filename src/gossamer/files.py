@@ -104,7 +104,9 @@ def opened(path: Path, cap: int = MAX_BYTES, root: Path | None = None, accepted:
 
 def _without_waiting(path: str, flags: int) -> int:
     """Open a file. A pipe that nobody writes to is empty, instead of waiting for a writer."""
-    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    if not hasattr(os, "O_NONBLOCK"):  # Windows, which has no such pipes
+        return os.open(path, flags)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
     os.set_blocking(descriptor, True)
     return descriptor
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+_GROUP = Path("/sys/fs/cgroup")
+"""The control group of a container, if it has one (cgroup v2)."""
+
 
 def available_bytes() -> int | None:
     """Bytes of memory available on this machine and in its control group; None if unknown."""
@@ -12,12 +15,15 @@ def available_bytes() -> int | None:
         available = 1024 * int(lines["MemAvailable"].split()[0])
     except (OSError, KeyError):
         return None
-    group = Path("/sys/fs/cgroup")
     try:
-        limit = int((group / "memory.max").read_text())
-        return min(available, limit - int((group / "memory.current").read_text()))
+        limit = int((_GROUP / "memory.max").read_text())
+        used = int((_GROUP / "memory.current").read_text())
+        stat = dict(line.split() for line in (_GROUP / "memory.stat").read_text().splitlines())
     except (OSError, ValueError):  # no such file, or no limit ("max")
         return available
+    # Files that were read are kept in memory, and count, until it is needed for something else.
+    cached = int(stat.get("active_file", 0)) + int(stat.get("inactive_file", 0))
+    return max(min(available, limit - used + cached), 0)
 
 
 def private_bytes(pid: int | None = None) -> int | None:

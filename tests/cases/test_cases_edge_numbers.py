@@ -143,6 +143,8 @@ def placed(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
             return {**BASE, "algorithm": "choco-sgd", "codec": spec}
         case "fault":
             return {**BASE, **FAULTY, "faults": [spec]}
+        case "model" if spec["name"] == "linear":  # for inputs with one axis
+            return {**BASE, "task": {**BASE["task"], "model": spec}}
         case "model":
             return {**BASE, "task": {**DIGITS["task"], "model": spec}}
         case "poison":
@@ -315,6 +317,13 @@ def test_each_number_of_the_experiment_ends_in_work_or_in_one_line(tmp_path: Pat
             },
             "optimizer.schedule: linear makes the learning rate 5e+49 in round 1; accepted: finite numbers of float32",
         ),
+        *(
+            (
+                {"task": {"name": "digits", "model": {"name": name, "layers": 100_000}}},
+                "task.model.layers: got 100000; accepted: less than or equal to 1000",
+            )
+            for name in ("lstm", "gpt2")
+        ),
     ],
 )
 def test_the_line_names_the_field_and_its_range(fields: dict[str, Any], line: str) -> None:
@@ -465,6 +474,13 @@ def test_later_values_of_own_components_are_checked_where_they_enter(
         gossamer.run(Experiment.of({**BASE, **fields}), tmp_path, command=["test"])
     assert line in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_rounds_that_a_run_may_not_reach_are_not_looked_at_before_it() -> None:
+    """Only time ends this run, perhaps in its first round."""
+    schedule = {"name": OddSchedule, "factor_text": "inf", "from_round": 1}
+    optimizer = {"name": "sgd", "lr": 0.1, "schedule": schedule}
+    prepare(Experiment.of({**BASE, "optimizer": optimizer, "stop": {"time_s": 1.0}}))
 
 
 @pytest.mark.parametrize("cohort", [True, False])

@@ -221,6 +221,24 @@ def test_missing_values_are_refused_by_row_or_left_out(tmp_path: Path, sign: str
     )
 
 
+def test_a_file_that_was_unpacked_without_a_new_name_is_read(tmp_path: Path) -> None:
+    (tmp_path / "iris.csv.gz").write_text(lines(names=True))
+    assert same(samples(hub(tmp_path / "iris.csv.gz")), IRIS)
+
+
+def test_a_table_without_enough_rows_for_a_test_set_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.csv", "".join(lines(names=True).splitlines(keepends=True)[:2]))
+    message = refused(path)
+    assert message.startswith("task.train_fraction: 0.9, which leaves no test sample of 1 sample in ")
+    assert "one.csv; accepted: two samples of an owner or more, or files of a test split" in message
+    rows = [[k, -k, f"owner{k}", k % 2] for k in range(6)]
+    text = "".join(",".join(map(str, row)) + "\n" for row in [["a", "b", "who", "y"], *rows])
+    names: dict[str, Any] = {"inputs": ["a", "b"], "targets": "y"}
+    message = refused(write(tmp_path / "owned.csv", text), **names, owner="who")
+    assert "no test sample of 6 samples of 6 owners in" in message
+    assert len(samples(hub(tmp_path / "owned.csv", **names))) == 6
+
+
 def test_quotes_may_be_text(tmp_path: Path) -> None:
     path = write(tmp_path / "words.tsv", 'x\tkind\n1\t"so\n2\tfine\n3\t"so\n4\tfine\n')
     assert "line 2 of" in refused(path, inputs="x", targets="kind")

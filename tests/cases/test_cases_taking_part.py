@@ -10,6 +10,7 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, RunFailed, load_run
+from gossamer.runtime.processes.coordinator import checks
 
 DIES = """
 import os
@@ -63,6 +64,36 @@ def test_node_that_dies_before_it_completed_a_round_fails_the_run(
     run = load_run(failed.value.folder)
     assert run.status == "failed"
     assert run.metrics.filter(round=3)["node"].sort().to_list() == [-1, 0, 1]  # what the others did is kept
+
+
+COLUMNS = """
+from gossamer.algorithms import DPSGD
+
+
+class Columns(DPSGD):
+    async def run(self, node):
+        async for r in node.rounds():
+            if node.rank == 2 and r == 1:
+                node.record(**{f"column_{k}": k for k in range(20)})
+            await node.train(1)
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.parameters, tag=r)
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+"""
+
+
+def test_node_of_this_machine_that_reports_too_much_is_lost_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "columns.py").write_text(COLUMNS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(checks, "MAX_RECORDED", 10)
+    run = gossamer.run(described(algorithm={"name": "columns:Columns"}), tmp_path / "runs")
+    assert run.status == "done"
+    [lost] = run.events.filter(event="lost").to_dicts()
+    why = "it sent new columns of node 2; accepted: 10 recorded columns in all"
+    assert lost["detail"] == f"node 2 died in round 1: {why}"
+    assert run.metrics.filter(round=3)["node"].sort().to_list() == [-1, 0, 1]
 
 
 def test_absence_that_a_fault_planned_is_no_failure(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gossamer import BadInput, Experiment
+from gossamer import BadInput, Experiment, process_memory
 from gossamer.runtime import memory
 from gossamer.runtime.setup import prepare
 
@@ -67,6 +67,23 @@ def test_proof_of_the_trainer_must_fit_in_memory(
         BadInput, match=r"^task.model: the first steps of 650 parameters take at least .* GiB"
     ):
         prepare(few)
+
+
+def test_files_that_the_system_keeps_do_not_count_as_memory_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container whose memory is full of files that were read, as much is free as without them."""
+    monkeypatch.setattr(process_memory, "_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{100 * 2**20}\n")
+    (tmp_path / "memory.current").write_text(f"{99 * 2**20}\n")
+    (tmp_path / "memory.stat").write_text(
+        f"anon {19 * 2**20}\nfile {80 * 2**20}\nactive_file {30 * 2**20}\ninactive_file {50 * 2**20}\n"
+    )
+    assert process_memory.available_bytes() == 81 * 2**20
+    (tmp_path / "memory.max").write_text("max\n")
+    free = process_memory.available_bytes()
+    assert free is not None
+    assert free > 100 * 2**20
 
 
 def test_nothing_is_refused_if_available_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import torch
 from sweeps import TINY, make_sweep, run_here, workers
 
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
-from gossamer.sweep.execute import Counts, SweepOutcome, jobs_for
+from gossamer.sweep.execute import Counts, SweepObserver, SweepOutcome, jobs_for
 from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State, states
 
@@ -269,18 +269,22 @@ def test_only_selected_cells_run_but_all_are_listed(tmp_path: Path) -> None:
 
 
 def test_signal_between_runs_stops_the_sweep(tmp_path: Path) -> None:
-    class Asks:
-        def update(self, counts: Counts) -> None:
-            pass
+    class Asks(SweepObserver):
+        def say(self, text: str) -> None:
+            said.append(text)
 
         def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
             if counts.done == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
+    said: list[str] = []
     before = signal.getsignal(signal.SIGINT)
     sweep = make_sweep(tmp_path, seeds=3)
     outcome = run_sweep(sweep, InTurn(), observer=Asks())
     assert signal.getsignal(signal.SIGINT) == before
+    [answer] = said
+    what = "the sweep ends, and the runs that have begun keep their records"
+    assert answer.startswith(f"Ctrl-C: {what}; once more ends it at once")
     assert outcome.stopped
     assert statuses(sweep) == ["done", "pending", "pending"]
     assert [entry["status"] for entry in written(sweep)] == ["done", "pending", "pending"]

@@ -245,8 +245,10 @@ def test_a_test_text_that_is_too_short_is_not_replaced_by_training_text(tmp_path
     assert (len(task.train[1]), task.test[0].tolist()) == (15, [[0, 1, 2, 3, 4]])
 
 
-def test_rounded_whole_numbers_are_said(tmp_path: Path) -> None:
-    table = pl.DataFrame({"a": [2**24, 2**24 + 1, 3], "b": [1, 2, 3], "label": [0, 1, 0]})
+@pytest.mark.parametrize("large", [2**24 + 1, 2**60 + 1, 2**63 - 1])
+def test_rounded_whole_numbers_are_said(tmp_path: Path, large: int) -> None:
+    """Those beyond 2^53 are no float64 either."""
+    table = pl.DataFrame({"a": [2**24, large, 3], "b": [1, 2, 3], "label": [0, 1, 0]})
     table.write_parquet(tmp_path / "a.parquet")
     task = hub(tmp_path / "a.parquet")
     assert task.provenance is not None

@@ -211,7 +211,7 @@ def worker(
         str, option("The token of the run.", "--join", metavar="TOKEN", envvar="GOSSAMER_TOKEN")
     ],
     slots: Annotated[
-        int | None, option("Maximum number of nodes to run; default: one per core.", min=1)
+        int | None, option("Maximum number of nodes to run; default: one per core.", min=1, max=10**6)
     ] = None,
     address: Annotated[
         str | None, option("This machine's address for other nodes; default: the one that reaches HOST.")

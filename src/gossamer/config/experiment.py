@@ -21,7 +21,7 @@ from pydantic import (
 
 from gossamer import files
 from gossamer.config import examples
-from gossamer.config.ranges import LONGEST_S, PositiveSeconds, Seconds
+from gossamer.config.ranges import LONGEST_ACCEPTED_S, PositiveSeconds, Seconds
 from gossamer.config.registry import ComponentField, FilePath, Section, placed
 from gossamer.config.validation import accepting, bad_input
 from gossamer.errors import BadInput, shown, suggest
@@ -64,7 +64,7 @@ class Evaluation(Section):
 
     of: Literal["round", "mixed", "instant"] = "round"
     every_rounds: Count | None = 10
-    every_s: float | None = Field(default=None, ge=1e-6, le=LONGEST_S)
+    every_s: float | None = Field(default=None, ge=1e-6, le=LONGEST_ACCEPTED_S)
     nodes: Literal["all", "average"] | Count | list[int] = "all"
     samples: int | None = Field(default=1000, ge=1)
     timeline: Timeline | None = None
@@ -198,7 +198,7 @@ class Checkpoints(Section):
     """When a run is saved so that it can be resumed. A node is saved at the end of one of its rounds."""
 
     every_rounds: Count | None = None
-    every_s: float | None = Field(default=None, ge=1e-6, le=LONGEST_S)
+    every_s: float | None = Field(default=None, ge=1e-6, le=LONGEST_ACCEPTED_S)
     keep: Count = 2
 
     @property

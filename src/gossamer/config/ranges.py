@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-LONGEST_S = 4e9
-"""The longest time, in seconds: 126 years. Twice as much has less than 2^63 nanoseconds."""
+LONGEST_ACCEPTED_S = 4e9
+"""The longest time that an experiment accepts, in seconds: 126 years. Twice as much has less than 2^63 nanoseconds."""
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
-Seconds = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=LONGEST_ACCEPTED_S, allow_inf_nan=False)]
 """A time or a duration, in seconds."""
-PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=LONGEST_ACCEPTED_S, allow_inf_nan=False)]
 """A time or a duration above 0, in seconds."""
 Factor = Annotated[float, Field(ge=1e-9, le=1e9)]
 """What multiplies or divides a time, a bandwidth or a score."""
@@ -28,3 +28,5 @@ NonNegativeFloat32 = Annotated[float, Field(ge=0, le=LARGEST_FLOAT32)]
 """A number from 0 on that becomes a float32."""
 PositiveFloat32 = Annotated[float, Field(gt=0, le=LARGEST_FLOAT32)]
 """A number above 0 that becomes a float32."""
+Layers = Annotated[int, Field(ge=1, le=1000)]
+"""The number of equal layers of a model, which torch makes one by one."""

@@ -31,6 +31,7 @@ ALIGNMENT = 64
 """Alignment of rows in bytes, which is that of a separate vector."""
 _ROW = "_gossamer_row"  # an attribute of the rows on other devices than the CPU
 _RESERVED = 4  # address space in multiples of the machine's memory; less if the system refuses it
+_WITHOUT_OPTIONS = 2**34  # bytes of it on Windows, halved until it is given
 
 # Python has this name from 3.13 on; the number is its value on Linux.
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform.startswith("linux") else 0)
@@ -144,10 +145,15 @@ def _end(reference: Any) -> None:  # also called at interpreter shutdown, when g
 
 def _reserve(stride: int) -> Float[np.ndarray, "rows stride"]:
     """Address space for more rows than the machine can hold; pages that were never written take no memory."""
-    size = _RESERVED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    options: dict[str, int] = {}
+    if hasattr(mmap, "MAP_ANONYMOUS"):
+        size = _RESERVED * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        options["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+    else:  # Windows, which reserves no more than it could give
+        size = _WITHOUT_OPTIONS
     while True:
         try:
-            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+            memory = mmap.mmap(-1, size, **options)
             break
         except OSError:
             size //= 2

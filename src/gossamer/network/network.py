@@ -137,7 +137,7 @@ def try_out(network: Network, nodes: int, seed: int) -> None:
     rates = np.asarray(state.rates)
     if rates.ndim != 1 or len(rates) < 2 * n:
         raise refused(f"has rates of the shape {list(rates.shape)}", f"at least {2 * n}")
-    check_rates(state)
+    check_conditions(state)
     for (source, to), path in paths.items():
         ends = None if path is None else path.links[:1] + path.links[-1:]
         if path is not None and (ends != (source, n + to) or max(path.links) >= len(rates)):
@@ -145,7 +145,7 @@ def try_out(network: Network, nodes: int, seed: int) -> None:
             raise refused(f"has the path {path.links} from node {source} to {to}", accepted)
 
 
-def check_rates(conditions: Conditions, time_s: float = 0.0) -> None:
+def check_conditions(conditions: Conditions, time_s: float = 0.0) -> None:
     """Refuse the state of a network whose time or rates are no numbers from 0 on."""
     if not 0 <= time_s < math.inf:
         raise BadInput(f"network: a change at {time_s} s; accepted: finite seconds, at least 0")
@@ -157,7 +157,7 @@ def check_rates(conditions: Conditions, time_s: float = 0.0) -> None:
 def checked_changes(network: Network, nodes: int, seed: int) -> Iterator[tuple[float, Conditions]]:
     """The changes of a network, each of which is checked when it is taken."""
     for time_s, conditions in network.changes(nodes, seed):
-        check_rates(conditions, time_s)
+        check_conditions(conditions, time_s)
         yield time_s, conditions
 
 

@@ -102,9 +102,14 @@ class Engine(Protocol):
 
 
 @contextmanager
-def ending_signals(stop: Callable[[], object], say: Callable[[str], object] | None = None) -> Iterator[None]:
+def ending_signals(
+    stop: Callable[[], object],
+    say: Callable[[str], object],
+    what: str = "the run ends and keeps its record",
+) -> Iterator[None]:
     """Make Ctrl-C and SIGTERM end the run gracefully, with its results; a second signal interrupts at once. ``say`` tells
-    the user so at the first one, also while an algorithm keeps running and so keeps the run from ending."""
+    the user so at the first one, also while an algorithm keeps running and so keeps the run from ending. ``what`` happens
+    then."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,12 +118,9 @@ def ending_signals(stop: Callable[[], object], say: Callable[[str], object] | No
     def handle(number: int, frame: FrameType | None) -> None:
         restore()
         stop()
-        if say is not None:
-            name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-            with suppress(
-                OSError, RuntimeError
-            ):  # RuntimeError: the signal came while a line was being printed
-                say(f"{name}: the run ends and keeps its record; once more ends it at once{running(frame)}")
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        with suppress(OSError, RuntimeError):  # RuntimeError: the signal came while a line was being printed
+            say(f"{name}: {what}; once more ends it at once{running(frame)}")
 
     def restore() -> None:
         for number, handler in before.items():

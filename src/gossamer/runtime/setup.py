@@ -18,7 +18,7 @@ from jaxtyping import Int
 
 from gossamer.codecs.sparsify import count_of
 from gossamer.config import Experiment, Processes, Simulate
-from gossamer.config.ranges import LONGEST_S
+from gossamer.config.ranges import LONGEST_ACCEPTED_S
 from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
@@ -230,14 +230,15 @@ def _check_durations(profile: ComputeProfile, nodes: int, seed: int) -> None:
             raise
         except Exception as error:
             raise BadInput(f"compute: raised {cause(error)}, for the first step of node {rank}") from error
-        if seconds > LONGEST_S:
+        if seconds > LONGEST_ACCEPTED_S:
             problem = f"{seconds:g} s for the first step of node {rank}"
-            raise BadInput(f"compute: {problem}; accepted: at most {LONGEST_S:g} s")
+            raise BadInput(f"compute: {problem}; accepted: at most {LONGEST_ACCEPTED_S:g} s")
 
 
 def _check_learning_rates(experiment: Experiment) -> None:
-    """Refuse a schedule that takes the learning rate beyond float32 in one of the first rounds."""
-    rounds = range(min(experiment.stop.rounds or _TRIED, _TRIED))
+    """Refuse a schedule that takes the learning rate beyond float32 in one of the first rounds that the run has for certain.
+    (Later ones are checked when they begin.)"""
+    rounds = range(min(experiment.stop.rounds or 1, _TRIED))
     try:
         for round in rounds:
             experiment.optimizer.lr_at(round)

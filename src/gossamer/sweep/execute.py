@@ -350,7 +350,8 @@ class _SweepRun:
             return self._submit(planned, executor, job | details)
 
         try:
-            with ending_signals(self._stop):
+            what = "the sweep ends, and the runs that have begun keep their records"
+            with ending_signals(self._stop, self._observer.say, what):
                 for planned in todo:
                     if self.stopping or not submit(planned, 0):
                         break

@@ -114,6 +114,12 @@ class Hub(data.Source, TaskSource):
         train, test = np.flatnonzero(~in_test), np.flatnonzero(in_test)
         if not (len(test) or rows.files.test):
             train, test = data.split_by_owner(owners, self.train_fraction, split_purpose)
+            if not len(test):
+                count = f"{len(owners):,} sample{'' if len(owners) == 1 else 's'}"
+                whose = "" if self.owner is None else f" of {len(np.unique(owners)):,} owners"
+                problem = f"{self.train_fraction}, which leaves no test sample of {count}{whose} in {rows.files.root}"
+                accepted = "two samples of an owner or more, or files of a test split"
+                raise BadInput(f"task.train_fraction: {problem}; accepted: {accepted}")
         pairs = self._transformed(_rows(inputs, targets, train), _rows(inputs, targets, test))
         loss, metrics = LOSSES.get(self.loss) or (imported(self.loss, "task.loss"), {})
         return Task(
@@ -386,7 +392,7 @@ def _features(rows: Rows, columns: Sequence[str], field: str) -> Tensor:
         values = column.cast(pl.Float32)
         rows.check_finite(values.to_numpy(), name, f"task.{field}")
         if column.dtype.is_integer() and (
-            rounded := (values.cast(pl.Float64) != column.cast(pl.Float64)).sum()
+            rounded := values.cast(column.dtype, strict=False).ne_missing(column).sum()
         ):
             rows.remarks.append(f"{rounded:,} whole numbers of {name!r} are rounded to 24 bits (float32)")
     return torch.from_numpy(rows.table.select(pl.col(columns).cast(pl.Float32)).to_numpy(writable=True))

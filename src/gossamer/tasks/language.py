@@ -18,7 +18,7 @@ from pydantic import PositiveInt, model_validator
 from torch import Tensor, nn
 
 from gossamer.config import Section
-from gossamer.config.ranges import PositiveFloat32
+from gossamer.config.ranges import Layers, PositiveFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput, cause
 from gossamer.tasks.data import Source, package
@@ -78,7 +78,7 @@ class LanguageModel(ModelSource):
 class GPT2(LanguageModel):
     """A GPT-2 with ReLU, without dropout and with random initial weights, as in TinyMem (Sakarvadia et al., 2025)."""
 
-    layers: PositiveInt = 4
+    layers: Layers = 4
     width: PositiveInt = 128
     heads: PositiveInt = 4
 

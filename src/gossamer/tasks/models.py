@@ -14,6 +14,7 @@ from jaxtyping import Float, Int, Integer
 from pydantic import PositiveInt
 from torch import Tensor, nn
 
+from gossamer.config.ranges import Layers
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 
@@ -324,7 +325,11 @@ class CharacterLSTM(LSTM):
     decentralizepy's model uses the outputs at all 80 characters, with a linear layer of two million parameters."""
 
     def __init__(
-        self, classes: int, embedding: PositiveInt = 8, hidden: PositiveInt = 256, layers: PositiveInt = 2
+        self,
+        classes: int,
+        embedding: PositiveInt = 8,
+        hidden: PositiveInt = 256,
+        layers: Layers = 2,
     ) -> None:
         super().__init__(classes, embedding, hidden, layers, classes)
 

@@ -98,7 +98,7 @@ def read_table(
     """The rows of one file: a table, or a text (one row, ``text``).
 
     Args:
-        path: the file. It is unpacked if it is gzipped.
+        path: the file. It is unpacked if it is gzipped, whatever its name.
         kind: one of :data:`gossamer.tasks.splits.KINDS`, by default that of its suffix.
         form: how a CSV file is read.
         encoding: of a text or a CSV file. One of UTF-16 that says so in its first bytes needs none.
@@ -178,9 +178,8 @@ def numbers_as_names(table: pl.DataFrame) -> list[str]:
 
 def _content(path: Path) -> bytes:
     """The bytes of a file, unpacked."""
-    content = path.read_bytes()
-    is_packed = path.name.lower().endswith(".gz") or content.startswith(b"\x1f\x8b")
-    return gzip.decompress(content) if is_packed else content
+    content = path.read_bytes()  # a .gz file may have been unpacked without a new name
+    return gzip.decompress(content) if content.startswith(b"\x1f\x8b") else content
 
 
 def _utf8(path: Path, encoding: str) -> bytes:

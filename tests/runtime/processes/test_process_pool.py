@@ -57,7 +57,7 @@ class Pool:
         )
         self.theirs: Channel[Any]
 
-    def adopt(self, *, inside: bool) -> int:
+    def adopt(self, *, inside: bool, incarnation: int = 0) -> int:
         """Fork a process that stops itself, in a CPU slot or outside, and never ends."""
         ours, theirs = socket.socketpair()
         pid = os.fork()
@@ -72,7 +72,7 @@ class Pool:
             finally:
                 os._exit(0)
         self.theirs = Channel(theirs, protocol.ToNode)
-        self.pool._adopt(0, 0, pid, ours)
+        self.pool._adopt(0, incarnation, pid, ours)
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         return pid
 
@@ -120,6 +120,20 @@ def test_node_that_sends_what_no_node_sends_is_killed(pool: Pool) -> None:
         0, 0, Exited("it sent a message that can't be read: Expected `int` >= 0 - at `$[1]`")
     )
     assert not psutil.pid_exists(pid)
+
+
+def test_process_that_is_killed_to_start_another_one_ends_alone(pool: Pool) -> None:
+    """The commands to kill it and to start the other one may arrive together."""
+    first = pool.adopt(inside=True)
+    pool.pool.do(protocol.Signal(0, signal.SIGSTOP))
+    pool.pool.do(protocol.Signal(0, signal.SIGKILL))
+    pool.theirs.close()
+    second = pool.adopt(inside=False, incarnation=1)
+    pool.serve(10.0)
+    assert pool.events == [NodeReport(0, 0, Exited("killed by SIGKILL"))]
+    assert not psutil.pid_exists(first)
+    assert pool.pool._children[0].pid == second
+    assert psutil.pid_exists(second)
 
 
 def test_unread_messages_do_not_block_and_arrive_later(pool: Pool) -> None:

@@ -25,6 +25,8 @@ LARGEST = (1 << 32) - 1
 """Most bytes in a message, which may contain a file. Memory is allocated only as bytes arrive."""
 LARGEST_STRANGER = 4096
 """Most bytes in a message from an end that has not proved that it knows the token."""
+_LONGEST_KEEP_ALIVE_S = 32_767
+"""The longest time between two questions whether the other end is there that Linux takes: nine hours."""
 _LENGTH = struct.Struct("<I")
 _READ = 1 << 16
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -269,11 +271,11 @@ def keep_alive(end: socket.socket, silent_s: float) -> None:
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if sys.platform.startswith("linux"):
-        every = max(int(silent_s / 4), 1)
+        every = min(max(int(silent_s / 4), 1), _LONGEST_KEEP_ALIVE_S)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, every)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, every)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * silent_s))
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, min(int(1000 * silent_s), 2**31 - 1))
 
 
 def parse_address(text: str, option: str = "address") -> tuple[str, int]:

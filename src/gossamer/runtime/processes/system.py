@@ -43,7 +43,9 @@ def die_with(parent: int) -> None:
     Linux; elsewhere the closed channel ends it)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if (
+        os.name == "posix" and os.getppid() != parent
+    ):  # on Windows, a virtual environment's python starts another one
         os._exit(1)
 
 

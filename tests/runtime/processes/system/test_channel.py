@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.config.ranges import LONGEST_ACCEPTED_S
 from gossamer.messages.tags import COUNTERS, LONGEST_S, Traffic
-from gossamer.runtime.processes.channel import Channel, SelectorChannel, Unpacker, Violation, pack
+from gossamer.runtime.processes.channel import (
+    Channel,
+    SelectorChannel,
+    Unpacker,
+    Violation,
+    keep_alive,
+    pack,
+)
 from gossamer.runtime.processes.protocol import (
     CurrentRound,
     Event,
@@ -159,3 +167,14 @@ def test_invalid_message_ends_the_channel(data: bytes, why: str) -> None:
     assert why in reason
     assert not watched.selector.get_map()
     watched.theirs.close()
+
+
+@pytest.mark.parametrize("silent_s", [1e-9, 10.0, 2e5, LONGEST_ACCEPTED_S])
+def test_connections_are_kept_alive_for_any_time_that_an_experiment_may_have(silent_s: float) -> None:
+    """Linux takes at most 32,767 s between two questions, and 2^31 - 1 ms without an answer."""
+    with socket.socket() as end:
+        keep_alive(end, silent_s)
+        every = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)
+        silent_ms = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert every == min(max(int(silent_s / 4), 1), 32_767)
+    assert silent_ms == min(int(1000 * silent_s), 2**31 - 1)

@@ -25,7 +25,7 @@ SKEW_S = 60.0
 """Seconds by which a node's clock may be ahead of the coordinator's, in addition to ``failures.detection_s``."""
 FASTEST = 10**6
 """Most rounds that a node can complete in a second."""
-MAX_RECORDED = 1_000
+MAX_RECORDED = 5_000
 """Most columns of all rows together, beyond those of every row and of the evaluation sets. A report takes some 50 ms
 for each."""
 MAX_EVENTS = 10_000

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import selectors
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -37,7 +38,7 @@ from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.reports import TrafficReports
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
-from gossamer.runtime.processes.protocol import Fork, Signal, Tell
+from gossamer.runtime.processes.protocol import Fork, Signal, Tell, Violation
 from gossamer.runtime.recording import RunRecord, extrapolated, never_mixed
 from gossamer.runtime.setup import Setup
 
@@ -62,7 +63,8 @@ class Coordinator:
         opened = resources.enter_context
         selector = self._selector = opened(selectors.DefaultSelector())
         common = setup, folder, checkpoint, selector, self._take, self.show
-        self._checks = Checks(setup, checkpoint, local=isinstance(server, ForkServer))
+        self._local = isinstance(server, ForkServer)
+        self._checks = Checks(setup, checkpoint, local=self._local)
         self._workers: Workers
         if isinstance(server, WorkerListener):
             refused = partial(self.record, None, "refused")
@@ -229,10 +231,16 @@ class Coordinator:
         rank, node, message = report.rank, self._lifecycle.nodes.get(report.rank), report.message
         if node is None or node.incarnation != report.incarnation or rank not in self._lifecycle.alive:
             return
-        self._checks.check(rank, message)
-        self._lifecycle.check(rank, message)
-        self._checkpoints.check(rank, message)
-        message = self._workers.keep(report)
+        try:
+            self._checks.check(rank, message)
+            self._lifecycle.check(rank, message)
+            self._checkpoints.check(rank, message)
+            message = self._workers.keep(report)
+        except Violation as error:
+            if not self._local:
+                raise  # the worker is cut off
+            self.do(Signal(rank, signal.SIGKILL))
+            message = protocol.Exited(f"it sent {error}")
         self._note(rank, message)
         self._lifecycle.take(rank, message, time.monotonic())
         if self._rows.target_met():

@@ -101,7 +101,7 @@ class ProcessPool:
         def gone(why: str | None) -> None:
             if why is not None:  # it may still run
                 os.kill(pid, signal.SIGKILL)
-            how = self._remove_dead(rank)
+            how = self._remove_dead(rank, pid)
             hear(protocol.Exited(how if why is None else f"it sent {why}"))
 
         self._children[rank] = _Child(pid, SelectorChannel(end, FromNode, self._selector, hear, gone))
@@ -135,11 +135,12 @@ class ProcessPool:
 
     # --- ending
 
-    def _remove_dead(self, rank: int) -> str:
-        """Clean up after a node's process. Returns how it ended."""
-        child = self._children.pop(rank)
-        self._count_slots(rank, stopped=False)
-        _, status = os.waitpid(child.pid, 0)
+    def _remove_dead(self, rank: int, pid: int) -> str:
+        """Clean up after a node's process, in whose place another one may have been started. Returns how it ended."""
+        if self._children[rank].pid == pid:
+            del self._children[rank]
+            self._count_slots(rank, stopped=False)
+        _, status = os.waitpid(pid, 0)
         return describe_exit(os.waitstatus_to_exitcode(status))
 
     def _count_slots(self, rank: int, *, stopped: bool) -> None:
