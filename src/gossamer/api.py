@@ -28,7 +28,7 @@ from gossamer.runtime.warm_start import resolved
 if TYPE_CHECKING:
     from gossamer.runtime.processes.fork_server import ForkServer, Listen
 
-turns = threading.RLock()
+run_lock = threading.RLock()
 """Runs in several threads of a process take turns, since they share torch's generator and thread count."""
 
 
@@ -65,7 +65,7 @@ def run(
     """
     check_not_importing("run")
     experiment = resolved(experiment)
-    with beginning_at_own_lines(), turns, _observing(experiment, observer) as watcher:
+    with beginning_at_own_lines(), run_lock, _observing(experiment, observer) as watcher:
         trackers = Trackers(experiment.trackers, watcher)
         with _engine(experiment, server, listen) as engine:
             folder = RunFolder.create(
@@ -108,7 +108,7 @@ def resume(
     for text in overrides:
         if not text.startswith(("stop.", "stop=", "checkpoint.", "checkpoint=")):
             raise BadInput(f"--set {text}: accepted: stop and checkpoint, for a run that is resumed")
-    with beginning_at_own_lines(), turns, locked(folder.path) as is_locked:
+    with beginning_at_own_lines(), run_lock, locked(folder.path) as is_locked:
         experiment = _recorded_experiment(folder.path, overrides)
         with _observing(experiment, observer) as watcher:
             if not is_locked:

@@ -18,7 +18,7 @@ from gossamer.results.formatting import print_table, seconds_text
 from gossamer.results.segment import read_appended
 from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
-from gossamer.sweep.execute import Counts, Quiet, SweepObserver, SweepOutcome
+from gossamer.sweep.execute import Counts, SilentDisplay, SweepObserver, SweepOutcome
 from gossamer.sweep.sweep import Planned, Sweep
 from gossamer.sweep.table import State, metric_columns, states, summary
 
@@ -117,7 +117,7 @@ class _LiveTable(SweepLines):
         return set((self._sweep.folder / run).glob("*/segments/metrics-0.jsonl"))
 
 
-class _Row(Quiet):
+class _Row(SilentDisplay):
     """The row of a run, with the round and first metric that another process records in its folder."""
 
     def __init__(self, planned: Planned, segment: Path, progress: Progress, task: TaskID | None) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.api import run as run_experiment
-from gossamer.api import turns
+from gossamer.api import run_lock
 from gossamer.config import Experiment, Simulate
 from gossamer.cores import cores
 from gossamer.errors import BadInput, GossamerError, RunFailed, cause
@@ -226,7 +226,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
         ``folder`` (of the attempt, if it was created) and ``value`` (the first metric as text, or who has done the run).
     """
     sys.path += [path for path in job["path"] if path not in sys.path]
-    with turns:
+    with run_lock:
         if (stop := Path(job["stop"])).exists():
             return _answer("pending")
         try:
@@ -261,7 +261,7 @@ def _seen(state: State) -> list[str | None]:
     return [state.status, None if state.folder is None else state.folder.name]
 
 
-class Quiet(Display):
+class SilentDisplay(Display):
     """Prints nothing, since there may be hundreds of runs.
 
     Attributes:
@@ -281,7 +281,7 @@ class Quiet(Display):
         return f"{metric_title(self.headline[0])} {numerals(self.headline[1])[0]}" if self.headline else ""
 
 
-class _OneOfMany(Quiet):
+class _OneOfMany(SilentDisplay):
     """Ends its run once the file ``stop`` exists, or another process has the run."""
 
     def __init__(self, experiment: Experiment, stop: Path, claim: Claim) -> None:
@@ -300,7 +300,7 @@ def _check(todo: Sequence[Planned]) -> None:
         try:
             for tracker in experiment.trackers:
                 tracker.check()
-            with turns:
+            with run_lock:
                 prepare(experiment)
         except BadInput as error:
             raise error.within(f"cell {name}") from None

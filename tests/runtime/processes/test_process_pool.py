@@ -20,7 +20,7 @@ from gossamer.results.folder import RunFolder
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.host import ComputeResources
-from gossamer.runtime.processes.protocol import Exited, NodeReport, Note
+from gossamer.runtime.processes.protocol import Command, Exited, NodeReport
 from gossamer.runtime.processes.system import CpuSlots, wakeup
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
@@ -141,10 +141,10 @@ def test_unread_messages_do_not_block_and_arrive_later(pool: Pool) -> None:
     channel = pool.pool._children[0].channel
     sent = 0
     while not channel.waiting:
-        pool.pool.do(protocol.Tell(0, Note("settled", sent)))
+        pool.pool.do(protocol.Tell(0, Command("settled", sent)))
         sent += 1
     for number in range(sent):
-        assert pool.theirs.receive() == Note("settled", number)
+        assert pool.theirs.receive() == Command("settled", number)
         pool.serve()
     assert not channel.waiting
 

@@ -391,7 +391,7 @@ class Expect(ProtocolMessage):
     sent: dict[Rank, Count]
 
 
-class Note(ProtocolMessage):
+class Command(ProtocolMessage):
     """A short command. "leave": leave the run after the round. "snapshot": others have taken their snapshots for
     this checkpoint (sent to a node whose rounds are over). "settled": this checkpoint and all earlier ones
     are complete or abandoned. "read": a row with a model has been read."""
@@ -406,7 +406,7 @@ class Addresses(ProtocolMessage):
     nodes: list[tuple[Rank, str, int]]
 
 
-ToNode = Go | Finish | Lost | Find | Meet | Expect | Note | Addresses
+ToNode = Go | Finish | Lost | Find | Meet | Expect | Command | Addresses
 """Messages from the coordinator to a node."""
 
 

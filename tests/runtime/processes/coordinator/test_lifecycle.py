@@ -11,9 +11,10 @@ import pytest
 from gossamer import Experiment, RunFailed
 from gossamer.messages.tags import Traffic
 from gossamer.runtime.processes.coordinator import lifecycle
-from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
+from gossamer.runtime.processes.coordinator.lifecycle import EndOfRun, Lifecycle
 from gossamer.runtime.processes.protocol import (
     Addresses,
+    Command,
     Crashing,
     CurrentRound,
     Done,
@@ -26,7 +27,6 @@ from gossamer.runtime.processes.protocol import (
     Go,
     Lost,
     Meet,
-    Note,
     Progress,
     Ready,
     Signal,
@@ -112,7 +112,7 @@ class Scene:
         before = len(self.commands)
         try:
             call(*arguments)
-        except Over as over:
+        except EndOfRun as over:
             self.do(End(str(over)))
         except RunFailed as error:
             self.do(End(str(error), failed=True))
@@ -394,7 +394,7 @@ def test_returning_node_hears_of_peers_lost_meanwhile() -> None:
 def test_run_whose_last_nodes_leave_is_not_done() -> None:
     """make chaos, seed 1144 of real processes."""
     scene = Scene(2, faults=[{"name": "leave", "nodes": "all", "at_s": 1.0}], stop={"rounds": 5}).begin()
-    assert scene.pass_time(1.0) == [Tell(rank, Note("leave")) for rank in (0, 1)]
+    assert scene.pass_time(1.0) == [Tell(rank, Command("leave")) for rank in (0, 1)]
     for rank in (0, 1):
         assert scene.take(rank, Done(2)) == [Tell(rank, Finish("left"))]
     assert scene.pass_time(0.5) == []

@@ -89,18 +89,18 @@ class CheckpointCoordinator:
                 self._done.add(rank)
                 for number, checkpoint in self._open.items():
                     if rank not in checkpoint.sent:
-                        self._tell(rank, protocol.Note("snapshot", number))
+                        self._tell(rank, protocol.Command("snapshot", number))
 
     def _marked(self, rank: int, number: int, sent: dict[int, int]) -> None:
         if number <= self._settled:
-            self._tell(rank, protocol.Note("settled", self._settled))
+            self._tell(rank, protocol.Command("settled", self._settled))
             return
         if number not in self._open:
             self._open[number] = _Open()
             if len(self._open) > MAX_OPEN:
                 self._give_up(min(self._open), f"node {rank} is {MAX_OPEN:,} checkpoints ahead of another")
             for done in sorted(self._done & self._alive):
-                self._tell(done, protocol.Note("snapshot", number))
+                self._tell(done, protocol.Command("snapshot", number))
         self._open[number].sent[rank] = sent
         self._advance(number)
 
@@ -112,7 +112,7 @@ class CheckpointCoordinator:
     def back(self, rank: int) -> None:
         self._alive.add(rank)
         self._give_up(max(self._open, default=0), f"node {rank} came back")
-        self._tell(rank, protocol.Note("settled", self._settled))
+        self._tell(rank, protocol.Command("settled", self._settled))
 
     def _give_up(self, number: int, why: str) -> None:
         """Abandon a checkpoint, and the earlier ones that are not complete."""
@@ -128,7 +128,7 @@ class CheckpointCoordinator:
         self._settled = number
         self._open = {later: checkpoint for later, checkpoint in self._open.items() if later > number}
         for rank in sorted(self._alive):
-            self._tell(rank, protocol.Note("settled", number))
+            self._tell(rank, protocol.Command("settled", number))
 
     def _advance(self, number: int) -> None:
         """Continue a checkpoint after a message about it has arrived."""

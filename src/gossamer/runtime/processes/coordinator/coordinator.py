@@ -33,7 +33,7 @@ from gossamer.runtime.outcome import Outcome, add_up, nothing_sent
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS, Checks
-from gossamer.runtime.processes.coordinator.lifecycle import Lifecycle, Over
+from gossamer.runtime.processes.coordinator.lifecycle import EndOfRun, Lifecycle
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.reports import TrafficReports
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
@@ -140,7 +140,7 @@ class Coordinator:
             while True:
                 self._poll(self._lifecycle.timeout(time.monotonic(), 0.2))
                 self._lifecycle.run_due(time.monotonic())
-        except Over as over:
+        except EndOfRun as over:
             reason = str(over)
         self._lifecycle.finish(reason, self._checkpoints.last(), time.monotonic())
         while not self._lifecycle.over(time.monotonic()):
@@ -266,7 +266,7 @@ class Coordinator:
                 row = message.row(rank, network_bytes)
                 self._rows.row(moment, row, None if model is None else self._model(model), view)
                 if model is not None:
-                    self._tell(rank, protocol.Note("read"))
+                    self._tell(rank, protocol.Command("read"))
             case protocol.Event(kind=kind, text=text):
                 self._record_event(rank, kind, text)
                 if kind == "diverged" and self._setup.experiment.stop.diverged == "end":

@@ -53,7 +53,7 @@ REPORT_WAITS_S = 30.0
 """Seconds without a completed round after which the user is told, repeatedly, what nodes wait for."""
 
 
-class Over(Exception):
+class EndOfRun(Exception):
     """The run must end gracefully: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
 
 
@@ -86,7 +86,7 @@ class Lifecycle:
 
     ``has_room`` tells whether there is a free slot for a node's process. ``rounds`` holds the nodes' completed
     rounds at the checkpoint from which the run resumes; nodes that it lacks were lost. :meth:`take` and
-    :meth:`run_due` raise :class:`Over` when the run must end gracefully, and
+    :meth:`run_due` raise :class:`EndOfRun` when the run must end gracefully, and
     :class:`~gossamer.errors.RunFailed` when it can't continue."""
 
     def __init__(
@@ -174,7 +174,7 @@ class Lifecycle:
         """Take the actions that are due. Must be called after all messages that have arrived were taken."""
         self._now = now
         if self._end_reason is not None:
-            raise Over(self._end_reason)
+            raise EndOfRun(self._end_reason)
         if self._began is not None:
             self._check_nodes(now - self._began)
         elif now > self._start_deadline:
@@ -299,7 +299,7 @@ class Lifecycle:
     # --- ending
 
     def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
-        """After :class:`Over`: tell every node to end, with ``checkpoint`` as the last one if given."""
+        """After :class:`EndOfRun`: tell every node to end, with ``checkpoint`` as the last one if given."""
         self._now = self._last_message_at = self._last_result_at = now
         self._ending = True
         nodes = [self.nodes[rank] for rank in self.awaited()]
@@ -363,7 +363,7 @@ class Lifecycle:
         awaited = self.awaited()
         # A node that is about to leave has returned early; it may be the last one, or come back.
         if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
-            raise Over("rounds")
+            raise EndOfRun("rounds")
         if not self.alive and not self._expects_return():
             raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
 
@@ -387,7 +387,7 @@ class Lifecycle:
             self._coordinator.do(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
-            self._tell(rank, protocol.Note("leave"))
+            self._tell(rank, protocol.Command("leave"))
             if node.done:
                 self._tell(rank, Finish("left"))
         elif fault.what == "freeze":

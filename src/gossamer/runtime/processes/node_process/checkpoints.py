@@ -142,9 +142,9 @@ class NodeCheckpoints:
         boundaries = dict.fromkeys((newest, *self._open.values()))
         self._watching = [boundary for boundary in boundaries if boundary is not None]
 
-    def hear(self, message: protocol.Note | protocol.Expect) -> None:
+    def hear(self, message: protocol.Command | protocol.Expect) -> None:
         match message:
-            case protocol.Note("snapshot", number):
+            case protocol.Command("snapshot", number):
                 self.snapshot(number)
             case protocol.Expect(number=number, sent=sent) if number in self._open:
                 # Include sources that have sent nothing since the run was resumed.
@@ -152,7 +152,7 @@ class NodeCheckpoints:
                     rank: sent.get(rank, 0) + self._before.get(rank, 0) for rank in {*sent, *self._before}
                 }
                 self._write_if_complete(number)
-            case protocol.Note("settled", number):
+            case protocol.Command("settled", number):
                 self._settled = number
                 self._open = {later: boundary for later, boundary in self._open.items() if later > number}
                 self._expected = {later: sent for later, sent in self._expected.items() if later > number}

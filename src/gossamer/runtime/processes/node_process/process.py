@@ -344,16 +344,16 @@ class NodeProcess:
                 self._host.lost.add(rank)
                 self._transport.mark_lost(rank, why, incarnation)
                 self._node.mailbox.wake_all()
-            case protocol.Note("snapshot" | "settled") | protocol.Expect():
+            case protocol.Command("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:
                     checkpoints.hear(message)
-            case protocol.Note("read"):
+            case protocol.Command("read"):
                 self._unread -= 1
                 self._read.set()
             case protocol.Addresses(nodes=nodes):
                 for address in nodes:
                     self._transport.locate(*address)
-            case protocol.Note("leave"):
+            case protocol.Command("leave"):
                 self._host.leaving = True
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:

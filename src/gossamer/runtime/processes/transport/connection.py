@@ -76,8 +76,8 @@ class Connection(asyncio.BufferedProtocol):
     link: asyncio.Transport
     who: str  # describes the other end in reports
 
-    def __init__(self, node: Transport, limit: int | None, tls: Tls | None) -> None:
-        self.node, self.tls = node, tls
+    def __init__(self, transport: Transport, limit: int | None, tls: Tls | None) -> None:
+        self.transport, self.tls = transport, tls
         self.decoder = Decoder(limit)
         self.peer: Peer | None = None  # once it has proved its rank
         self.closed = False
@@ -87,15 +87,15 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.link = transport
-        self.node.connections.add(self)
-        if self.node.closing:
+        self.transport.connections.add(self)
+        if self.transport.closing:
             self.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self.node.received
+        return self.transport.received
 
     def buffer_updated(self, nbytes: int) -> None:
-        data = self.node.received[:nbytes]
+        data = self.transport.received[:nbytes]
         try:
             if self.tls is None:
                 self._take(data)
@@ -106,7 +106,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _decrypt(self, tls: Tls, data: bytes | memoryview) -> None:
         try:
-            for piece in tls.open(data, self.node.opened):
+            for piece in tls.open(data, self.transport.opened):
                 self._take(piece)
                 if self.closed:
                     return
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         for event in self.decoder.feed(data):
             if event is Kind.LEAVE and self.peer is not None:
-                self.node.lose(self.peer, "closed its connections", ended=True)
+                self.transport.lose(self.peer, "closed its connections", ended=True)
             elif event is not Kind.BEAT:
                 self.handle(event)
             if self.closed:
@@ -136,17 +136,17 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.close()
         self.why = reason
-        self.node.report_refusal(f"{self.who} {reason}")
+        self.transport.report_refusal(f"{self.who} {reason}")
         if self.peer is not None:
-            self.node.lose(self.peer, f"refused: {reason}", ended=True)
+            self.transport.lose(self.peer, f"refused: {reason}", ended=True)
 
     def has_key_of(self, rank: int) -> bool:
         """Whether the other end has presented a rank's certificate; True without TLS."""
-        security = self.node.security
+        security = self.transport.security
         return self.tls is None or security is None or security.belongs_to(self.tls.certificate, rank)
 
     def has_token(self, hello: Hello) -> bool:
-        return hmac.compare_digest(hello.token, self.node.token)
+        return hmac.compare_digest(hello.token, self.transport.token)
 
     def write(self, frame: bytes) -> None:
         self.link.write(frame if self.tls is None else self.tls.seal(frame))
@@ -165,8 +165,8 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if error is not None:
             self.why = str(error)
-        self.node.connections.discard(self)
-        self.node.wake()
+        self.transport.connections.discard(self)
+        self.transport.wake()
 
     def close(self) -> None:
         """Close at once, without waiting for a peer that does not read."""
@@ -183,15 +183,15 @@ class Outgoing(Connection):
         unacknowledged: those of them that the peer has not acknowledged.
     """
 
-    def __init__(self, node: Transport, to: Peer) -> None:
+    def __init__(self, transport: Transport, to: Peer) -> None:
         tls = None
-        if node.security is not None:
-            tls = Tls(node.security.client, server_side=False, secured=self._say_hello)
-        super().__init__(node, None, tls)
+        if transport.security is not None:
+            tls = Tls(transport.security.client, server_side=False, secured=self._say_hello)
+        super().__init__(transport, None, tls)
         self.to = to
-        host, port = node.addresses[to.rank]
+        host, port = transport.addresses[to.rank]
         self.who = f"{to.rank} (dialled at {host}:{port})"
-        self.greeted: asyncio.Future[str | None] = node.loop.create_future()
+        self.greeted: asyncio.Future[str | None] = transport.loop.create_future()
         self.written = self.unacknowledged = 0
         self._greeted_at = 0.0
         to.dialled += 1
@@ -214,8 +214,10 @@ class Outgoing(Connection):
 
     def _say_hello(self) -> None:
         if self.has_key_of(self.to.rank):
-            node = self.node
-            self.write(wire.hello(node.rank, node.token, node.incarnation, connection=self._number))
+            transport = self.transport
+            self.write(
+                wire.hello(transport.rank, transport.token, transport.incarnation, connection=self._number)
+            )
         else:
             self.refuse("answered with another rank's key")
 
@@ -232,7 +234,7 @@ class Outgoing(Connection):
             self.unacknowledged -= event.nbytes
             self.to.redial_s = 0.0
             self.to.acknowledge(self.written - self.unacknowledged)
-            self.node.wake()
+            self.transport.wake()
 
     def _greet(self, hello: Hello) -> None:
         peer = self.to
@@ -245,17 +247,17 @@ class Outgoing(Connection):
         elif (stale := peer.stale(hello.incarnation)) is not None:
             self.refuse(f"answered {stale}")
         else:
-            self.node.meet(peer, hello.incarnation)
-            self.node.send_queue.resume(peer, hello.expected)
+            self.transport.meet(peer, hello.incarnation)
+            self.transport.send_queue.resume(peer, hello.expected)
             self.peer = peer
             peer.outgoing, peer.silent = self, 0
-            self._greeted_at = self.node.loop.time()
+            self._greeted_at = self.transport.loop.time()
             self.greeted.set_result(None)
-            self.node.wake()
+            self.transport.wake()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self.node.wake()
+        self.transport.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -263,19 +265,19 @@ class Outgoing(Connection):
             self.greeted.set_result(self.why)
         if self.to.outgoing is self:
             self.to.outgoing = None
-            if self.node.loop.time() - self._greeted_at >= self.node.detection_s:
+            if self.transport.loop.time() - self._greeted_at >= self.transport.detection_s:
                 self.to.redial_s = 0.0
-            self.node.send_queue.requeue_current(self.to)
-            self.node.broke(self.to)
+            self.transport.send_queue.requeue_current(self.to)
+            self.transport.broke(self.to)
 
 
 class Incoming(Connection):
     """A connection that a peer dialled: its messages come in, credit goes out."""
 
-    def __init__(self, node: Transport) -> None:
-        security = node.security
+    def __init__(self, transport: Transport) -> None:
+        security = transport.security
         super().__init__(
-            node, node.limit, None if security is None else Tls(security.server, server_side=True)
+            transport, transport.limit, None if security is None else Tls(security.server, server_side=True)
         )
         self._counted = 0  # bytes of frames
         self._taken = 0  # bytes of chunks that the network has let through
@@ -288,8 +290,8 @@ class Incoming(Connection):
         self.who = f"stranger at {host}:{port}"
         if not self.closed:
             reason = f"did not identify itself within {HELLO_TIMEOUT_S} s"
-            self._deadline = self.node.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
-            self.node.admit(self)
+            self._deadline = self.transport.loop.call_later(HELLO_TIMEOUT_S, self.refuse, reason)
+            self.transport.admit(self)
 
     def buffer_updated(self, nbytes: int) -> None:
         super().buffer_updated(nbytes)
@@ -312,36 +314,40 @@ class Incoming(Connection):
             self._pass_on(ends=True)
 
     def _greet(self, hello: Hello) -> None:
-        node, rank = self.node, hello.rank
-        if rank >= len(node.addresses) or rank == node.rank:
-            self.refuse(f"claims to be rank {rank} of {len(node.addresses)}")
+        transport, rank = self.transport, hello.rank
+        if rank >= len(transport.addresses) or rank == transport.rank:
+            self.refuse(f"claims to be rank {rank} of {len(transport.addresses)}")
         elif not self.has_key_of(rank):
             self.refuse(f"claims to be rank {rank}, but does not have its key")
         elif not self.has_token(hello):
             self.refuse("has the token of another run")
-        elif (stale := node.peers[rank].stale(hello.incarnation, hello.connection)) is not None:
+        elif (stale := transport.peers[rank].stale(hello.incarnation, hello.connection)) is not None:
             self.refuse(f"claims to be rank {rank}, {stale}")
         else:
-            self._welcome(node.peers[rank], hello)
+            self._welcome(transport.peers[rank], hello)
 
     def _welcome(self, peer: Peer, hello: Hello) -> None:
-        node = self.node
+        transport = self.transport
         self._identified()
-        node.meet(peer, hello.incarnation)
-        peer.lost_at = node.loop.time() + node.detection_s
+        transport.meet(peer, hello.incarnation)
+        peer.lost_at = transport.loop.time() + transport.detection_s
         peer.close_incoming()
         peer.answered = hello.connection
         peer.incoming, self.peer, self.who = self, peer, str(peer.rank)
         peer.silent = 0
         self.decoder.expected = peer.expected
-        self.write(wire.hello(node.rank, node.token, node.incarnation, hello.connection, peer.expected))
+        self.write(
+            wire.hello(
+                transport.rank, transport.token, transport.incarnation, hello.connection, peer.expected
+            )
+        )
         if peer.used:
-            node.dial(peer)
+            transport.dial(peer)
 
     def _deliver(self, message: Message) -> None:
-        if not self.node.closing:
-            self.node.traffic.messages_received += 1
-            self.node.deliver(message)
+        if not self.transport.closing:
+            self.transport.traffic.messages_received += 1
+            self.transport.deliver(message)
 
     def _pass_on(self, deliver: Callable[[], None] | None = None, *, ends: bool = False) -> None:
         """Pass the bytes since the last call through the network. Afterwards, ``deliver`` the message that they
@@ -349,8 +355,8 @@ class Incoming(Connection):
         nbytes = self.decoder.frame_bytes - self._counted
         self._counted += nbytes
         taken = partial(self._let_through, nbytes, self.decoder.chunk_bytes)
-        if self.node.shaper is not None and self.peer is not None and nbytes:
-            self.node.shaper.arrive(self.peer.rank, nbytes, taken, ends, deliver)
+        if self.transport.shaper is not None and self.peer is not None and nbytes:
+            self.transport.shaper.arrive(self.peer.rank, nbytes, taken, ends, deliver)
             return
         taken()
         if deliver is not None:
@@ -358,7 +364,7 @@ class Incoming(Connection):
 
     def _let_through(self, nbytes: int, chunk_bytes: int) -> None:
         """The network lets ``nbytes`` bytes through; in total, ``chunk_bytes`` of chunks have passed."""
-        self.node.traffic.bytes_received += nbytes
+        self.transport.traffic.bytes_received += nbytes
         self._taken = max(self._taken, chunk_bytes)
         if not self.closed:
             self._give_credit()
@@ -382,10 +388,10 @@ class Incoming(Connection):
         self._identified()
         if self.peer is not None and self.peer.incoming is self:
             self.peer.close_incoming()
-            self.node.broke(self.peer)
+            self.transport.broke(self.peer)
 
     def _identified(self) -> None:
         """The other end has proved its rank, or is gone."""
         if self._deadline is not None:
             self._deadline.cancel()
-            self.node.strangers.pop(self, None)
+            self.transport.strangers.pop(self, None)

@@ -33,8 +33,8 @@ class PendingSnapshot:
 class SendQueue:
     """A node's outgoing messages, and their counts at its snapshots."""
 
-    def __init__(self, node: Transport) -> None:
-        self._node = node
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
         self._queue: OrderedDict[TcpSending, None] = OrderedDict()
         self._current: TcpSending | None = None
         self._snapshots: list[PendingSnapshot] = []
@@ -45,11 +45,11 @@ class SendQueue:
 
     def put(self, sending: TcpSending) -> None:
         """Queue a message, unless its receiver is lost: then it counts as unsent."""
-        if self._node.peers[sending.to].lost is not None:
+        if self._transport.peers[sending.to].lost is not None:
             self._give_up(sending)
         else:
             self._queue[sending] = None
-            self._node.wake()
+            self._transport.wake()
 
     def _pending(self) -> dict[TcpSending, None]:
         """The messages that are queued or being sent, each once (one is both after a broken connection)."""
@@ -58,7 +58,7 @@ class SendQueue:
 
     def saved_traffic(self) -> Traffic:
         """The counters, as if all pending messages had left."""
-        traffic = self._node.traffic
+        traffic = self._transport.traffic
         new = [sending for sending in self._pending() if sending.state is not State.RESEND]
         unsent = sum(framed_bytes(sending.nbytes) - sending.left for sending in new)
         sent = traffic.messages_sent + len(new)
@@ -68,11 +68,11 @@ class SendQueue:
 
     async def send_all(self) -> None:
         """Send the messages for connected peers, forever."""
-        peers = self._node.peers
+        peers = self._transport.peers
         while True:
             self.report_snapshots()
             while (sending := next((s for s in self._queue if peers[s.to].outgoing), None)) is None:
-                await self._node.changed()
+                await self._transport.changed()
                 self.report_snapshots()
             del self._queue[sending]
             peer = peers[sending.to]
@@ -80,26 +80,26 @@ class SendQueue:
             self._current = sending
             await self._transmit(sending, peer, peer.outgoing)
             self._current, sending.left = None, 0
-            self._node.wake()
+            self._transport.wake()
 
     async def _transmit(self, sending: TcpSending, peer: Peer, link: Outgoing) -> None:
-        node, shaper, again = self._node, self._node.shaper, sending.state is State.RESEND
+        transport, shaper, again = self._transport, self._transport.shaper, sending.state is State.RESEND
         lost, round_trip_s = (False, 0.0) if shaper is None else shaper.depart(sending.to)
         lost = lost and not again  # the peer waits for the number of a message that had left before
         # With a shaper, a message is accepted one round trip after all but a window of it was taken.
         accepted_at, accepting = link.written + sending.nbytes - WINDOW, shaper is None
         if shaper is not None and sending.nbytes <= WINDOW:
             sending.accept()
-        free_at = max(sending.queued_at, node.loop.time() - LATE_S)
-        start_s, sending.left, begun = node.now(), 0, False
+        free_at = max(sending.queued_at, transport.loop.time() - LATE_S)
+        start_s, sending.left, begun = transport.now(), 0, False
         for chunk in chunks(peer.number, sending.head, sending.buffers):
             while not (sending.over or lost or link.closed or link.room(chunk.nbytes)):
-                await node.changed()
-                free_at = node.loop.time() - CATCH_UP_S
+                await transport.changed()
+                free_at = transport.loop.time() - CATCH_UP_S
             if shaper is not None:
                 if not (lost or accepting) and link.written - link.unacknowledged >= accepted_at:
                     accepting = True
-                    node.loop.call_later(round_trip_s, sending.accept)
+                    transport.loop.call_later(round_trip_s, sending.accept)
                 await self._pass_uplink(shaper, sending, len(chunk.frame), free_at)
                 free_at = -math.inf
                 if not (lost or shaper.reaches(sending.to)):
@@ -111,7 +111,7 @@ class SendQueue:
             if not sending.unchanged():
                 self._refuse(sending)
                 break
-            node.traffic.bytes_sent += len(chunk.frame)
+            transport.traffic.bytes_sent += len(chunk.frame)
             sending.left += len(chunk.frame)
             if not lost:
                 begun = True
@@ -121,42 +121,42 @@ class SendQueue:
         else:
             # From here on the receiver will get the message, so it can't be cancelled.
             sending.state = State.SENT
-            node.traffic.messages_sent += not again
+            transport.traffic.messages_sent += not again
             if lost:
-                node.traffic.messages_lost += 1
+                transport.traffic.messages_lost += 1
                 self._queue.pop(sending, None)  # it is there again if its connection has broken meanwhile
                 sending.release()
             else:
                 self._use_number(link, peer, sending)
                 if shaper is None:
                     sending.accept()
-        if node.watch is not None and sending.left:
-            node.watch(sending.to, start_s, node.now(), sending.left)
+        if transport.watch is not None and sending.left:
+            transport.watch(sending.to, start_s, transport.now(), sending.left)
         if not lost:
             if begun and sending.state is State.CANCELLED:
                 self._abort_message(link, peer)
             while not (link.writable or link.closed):
-                await node.changed()
+                await transport.changed()
 
     async def _pass_uplink(self, shaper: Shaper, sending: TcpSending, nbytes: int, since: float) -> None:
         """Wait until some bytes of a message have passed the uplink, or no longer need to."""
         shaper.uplink.take(nbytes, since)
-        while not sending.over and (wait := shaper.uplink.free - self._node.loop.time()) > 0:
-            timer = self._node.loop.call_later(wait, self._node.wake)
-            await self._node.changed()
+        while not sending.over and (wait := shaper.uplink.free - self._transport.loop.time()) > 0:
+            timer = self._transport.loop.call_later(wait, self._transport.wake)
+            await self._transport.changed()
             timer.cancel()
         if sending.over:
-            shaper.uplink.give_back(self._node.loop.time())
+            shaper.uplink.give_back(self._transport.loop.time())
 
     def _abort_message(self, link: Outgoing, peer: Peer) -> None:
         if not link.closed:
             frame = abort(peer.number)
-            self._node.traffic.bytes_sent += len(frame)
+            self._transport.traffic.bytes_sent += len(frame)
             link.write(frame)
 
     def _refuse(self, sending: TcpSending) -> None:
         """Fail the node, because it modified a message after sending it."""
-        self._node.failed(
+        self._transport.failed(
             GossamerError(
                 f"a vector of a message to node {sending.to} was modified in place after it was"
                 " sent; vectors in messages are immutable: compute a new vector"
@@ -181,10 +181,10 @@ class SendQueue:
         if sending.over or sending.state is State.RESEND:
             return sending.state in (State.CANCELLED, State.LOST)
         sending.state = State.CANCELLED
-        self._node.traffic.messages_cancelled += 1
+        self._transport.traffic.messages_cancelled += 1
         self._queue.pop(sending, None)
         sending.release()
-        self._node.wake()
+        self._transport.wake()
         return True
 
     def _give_up(self, sending: TcpSending) -> None:
@@ -192,7 +192,7 @@ class SendQueue:
             sending.state = State.SENT
         elif not sending.over:
             sending.state = State.LOST
-            self._node.traffic.messages_unsent += 1
+            self._transport.traffic.messages_unsent += 1
         sending.release()
 
     def drop(self, peer: Peer) -> None:
@@ -227,7 +227,7 @@ class SendQueue:
     def add_snapshot(self, rounds: int, report: Callable[[dict[int, int]], None]) -> None:
         """This node was saved at the end of this many rounds; see :meth:`Transport.add_snapshot`."""
         counts: dict[int, int | None] = {}
-        for peer in self._node.peers.values():
+        for peer in self._transport.peers.values():
             if peer.used and peer.lost is None:
                 since, number = peer.first
                 counts[peer.rank] = number if since >= rounds else None
@@ -236,7 +236,7 @@ class SendQueue:
 
     def report_snapshots(self) -> None:
         """Report the snapshots whose earlier messages have all left."""
-        peers = self._node.peers
+        peers = self._transport.peers
         for snapshot in list(self._snapshots):
             reached = {rank: number for rank, number in snapshot.counts.items() if peers[rank].lost is None}
             if not any(s.round < snapshot.rounds and s.to in reached for s in self._pending()):
