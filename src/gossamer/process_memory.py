@@ -9,6 +9,29 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
+    """Bytes of memory available on this machine, in its control group and below the limit of this process's address space
+    (``ulimit -v``); None if unknown."""
+    available, addresses = _unused_bytes(), _unused_addresses()
+    return available if available is None or addresses is None else min(available, addresses)
+
+
+def _unused_addresses() -> int | None:
+    """Bytes that this process may still map; None without a limit."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except OSError:
+        return None
+    return max(limit - pages * resource.getpagesize(), 0)
+
+
+def _unused_bytes() -> int | None:
     """Bytes of memory available on this machine and in its control group; None if unknown."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

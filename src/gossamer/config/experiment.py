@@ -110,6 +110,12 @@ class Stop(Section):
         """Whether nothing but the bytes sent (or a target that may never be met) ends the run."""
         return self.rounds is None and self.time_s is None
 
+    @property
+    def ends_without_time(self) -> bool:
+        """Whether the run can end although time stands still."""
+        limits = (self.rounds, self.bytes, self.bytes_per_node, self.target)
+        return any(limit is not None for limit in limits)
+
     def most_bytes(self, nodes: int) -> float:
         """The bytes that all nodes together may send; infinite without a limit."""
         per_node = math.inf if self.bytes_per_node is None else self.bytes_per_node * nodes

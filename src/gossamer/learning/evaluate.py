@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from itertools import chain
 from threading import Lock
 from typing import Any
 
@@ -297,6 +298,15 @@ def drawn_sample(task: Task, name: str, seed: int, samples: int | None) -> Pair:
 def chosen_from(pair: Pair, indices: Tensor | slice) -> Pair:
     """Some of the samples."""
     return for_each(lambda tensor: tensor[indices], pair[0]), pair[1][indices]
+
+
+def telling(pair: Pair, count: int) -> list[int]:
+    """At most ``count`` samples that are likely to be refused: those with the highest and the lowest target, and
+    those with the highest and the lowest number in inputs of whole numbers, such as tokens."""
+    inputs, targets = pair
+    tensors = inputs.values() if isinstance(inputs, dict) else (inputs,)
+    whole = [x for x in tensors if x.numel() and not (x.is_floating_point() or x.is_complex())]
+    return [*chain.from_iterable(map(extremes, (targets, *whole)))][:count]
 
 
 def extremes(targets: Tensor) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,9 +31,12 @@ def naming(field: str, inputs: Any = None, **tensors: Any) -> Iterator[None]:
 def refusing(
     field: str, accepted: str | Callable[[], str] = FITTING, inputs: Any = None, **tensors: Any
 ) -> Iterator[None]:
-    """Before a run: refuse a part that raises an error. A BadInput from within names another part already."""
+    """Before a run: refuse a part that raises an error, or a loss about which torch warns that shapes are broadcast. A
+    BadInput from within names another part already."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", r"Using a (target|input) size", UserWarning)
+            yield
     except GossamerError:
         raise
     except Exception as error:
@@ -74,6 +78,9 @@ def fitting(outputs: Any, targets: Tensor, where: str) -> str:
                 f"targets from 0 to {classes - 1}, for {classes} outputs of task.model; those in {where} are {lowest} to"
                 f" {highest}"
             )
+    if outputs.shape != targets.shape and outputs.numel() == targets.numel():
+        shapes = f"{tuple(outputs.shape)} and {tuple(targets.shape)}"
+        return f"outputs and targets of one shape, in place of {shapes}, as from outputs.squeeze(1) or targets[:, None]"
     return FITTING
 
 

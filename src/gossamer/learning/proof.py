@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 from gossamer import numerics
 from gossamer.errors import BadInput, cause
 from gossamer.learning.computation import trainer_of
-from gossamer.learning.evaluate import extremes
+from gossamer.learning.evaluate import telling
 from gossamer.learning.guard import fitting, refusing
 from gossamer.learning.many import batching_obstacle
 from gossamer.learning.optimizer import Optimizer, State
@@ -142,7 +142,8 @@ class _Proof:
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
-        chosen[:2] = extremes(task.train[1])
+        first = telling(task.train, size)
+        chosen[: len(first)] = first
         self._smallest = smallest if smallest is not None and len(smallest.samples) < size else None
         if self._smallest is not None:
             chosen = np.concatenate([chosen, self._smallest.samples])

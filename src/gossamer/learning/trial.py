@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
-from gossamer.learning.evaluate import BATCH, CURE, chosen_from, drawn_sample, extremes
+from gossamer.learning.evaluate import BATCH, CURE, chosen_from, drawn_sample, telling
 from gossamer.learning.guard import fitting, kind, refusing
 from gossamer.learning.measures import Measures, MetricValues, columns_of, fresh_streams, measured, part
 from gossamer.learning.parameters import drawing_from, generators_restored, scores, seed_generators
@@ -151,7 +151,8 @@ def _evaluate_few(
     smallest = min(size % BATCH or BATCH for size in sizes)
     for count in sorted({min(smallest, few), few}):
         chosen = torch.linspace(0, len(samples) - 1, count).round().long()
-        chosen[:2] = torch.tensor(extremes(targets))[:count]
+        first = telling(chosen_from(pair, samples), count)
+        chosen[: len(first)] = torch.tensor(first)
         x, y = chosen_from(pair, samples[chosen])
         with refusing("task.model", inputs=x):
             outputs = scores(module, x)

@@ -141,7 +141,7 @@ def describe_waits(waits: Mapping[int, list[str]], returned: Mapping[int, int]) 
         if messages:
             alike.setdefault(f"for {'; '.join(messages)}", []).append(str(rank))
     if not alike:
-        alike["for something that is not a message"] = []
+        alike["for something other than a message: a timer, a computation or a task"] = []
     for rank, count in sorted(returned.items()):
         alike.setdefault(f"returned after {count} rounds", []).append(str(rank))
     texts = []

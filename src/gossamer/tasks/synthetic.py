@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gossamer.config.ranges import LogDeviation, NonNegativeFloat32
 from gossamer.config.registry import register
+from gossamer.files import check_room
 from gossamer.randomness import generator
 from gossamer.tasks.metrics import NewMetrics
 from gossamer.tasks.provenance import Provenance
@@ -46,6 +47,11 @@ class Synthetic(TaskSource):
     metrics: NewMetrics  # in addition to the accuracy
 
     def load(self, data_root: Path | None, seed: int) -> Task:
+        samples = self.owners * self.least
+        check_room(
+            f"task: synthetic: the {samples:,} samples of {self.owners:,} owners",
+            samples * (4.0 * self.features + 8),
+        )
         rng = generator(seed, "synthetic")
         deviations = np.arange(1, self.features + 1) ** -0.6  # the square roots of the variances
         counts = self.least + (self.median * rng.lognormal(0, self.sigma, self.owners)).astype(np.int64)

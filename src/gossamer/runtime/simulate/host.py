@@ -49,6 +49,9 @@ class SimContext:
     event: Callable[[int, str, str], None]  # records an event: rank, kind, text
 
 
+MAX_ROUNDS = 1_000  # of a node at one instant, if nothing but time ends the run
+
+
 class SimHost:
     """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round;
     ``secrets`` is the number of secrets that the node has requested."""
@@ -63,6 +66,7 @@ class SimHost:
         self.paced = True
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
+        self._most_rounds = MAX_PASSES if experiment.stop.ends_without_time else MAX_ROUNDS
         # Methods that don't depend on the node are bound once, which saves a call each time.
         self.counters = context.links.counters(rank)
         self.now, self.network_bytes = context.clock.now, context.links.network_bytes
@@ -96,9 +100,9 @@ class SimHost:
         if self._clock.now_ns != self._instant_ns:
             self._instant_ns, self._rounds = self._clock.now_ns, 0
         self._rounds += 1
-        if self._rounds > MAX_PASSES:
+        if self._rounds > self._most_rounds:
             raise GossamerError(
-                f"it completed {MAX_PASSES} rounds at {self.now()} s without letting time pass (does anything"
+                f"it completed {self._most_rounds} rounds at {self.now()} s without letting time pass (does anything"
                 " in its rounds take time?)"
             )
 

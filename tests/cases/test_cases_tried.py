@@ -1,0 +1,136 @@
+"""Inputs that users tried, which ended in silence, in the middle of a run, or in a line that did not help."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name
+from torch import nn
+
+import gossamer
+from gossamer import BadInput, Experiment, Task
+from gossamer.errors import RunFailed
+from gossamer.process_memory import available_bytes
+from gossamer.runtime.outcome import describe_waits
+from gossamer.runtime.setup import prepare
+from gossamer.runtime.simulate import host
+
+BASE: dict[str, Any] = {
+    "nodes": 4,
+    "task": {"name": "digits", "model": "logistic", "samples": 200},
+    "topology": "ring",
+    "algorithm": "d-psgd",
+    "stop": {"rounds": 2},
+    "engine": {"name": "simulate", "trainer": "sequential"},
+}
+
+
+def described(**changes: Any) -> Experiment:
+    return Experiment.of({**BASE, **changes})
+
+
+def refused(experiment: Experiment) -> str:
+    with pytest.raises(BadInput) as caught:
+        prepare(experiment)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_run_that_only_time_ends_fails_if_time_stands_still(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps and messages that take no time: a run until one second never ends."""
+    experiment = described(
+        compute={"name": "constant", "seconds_per_step": 0.0},
+        evaluation={"every_rounds": None},
+        stop={"time_s": 1.0},
+    )
+    monkeypatch.setattr(host, "MAX_ROUNDS", 20)
+    with pytest.raises(RunFailed, match=r"it completed 20 rounds at 0\.0 s without letting time pass"):
+        gossamer.run(experiment, tmp_path)
+
+
+def test_rounds_without_time_end_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "MAX_ROUNDS", 20)
+    experiment = described(
+        task={"name": "least-squares", "features": 2, "samples": 8},
+        compute={"name": "constant", "seconds_per_step": 0.0},
+        evaluation={"every_rounds": None},
+        stop={"rounds": 30},
+    )
+    assert gossamer.run(experiment, tmp_path).reason == "rounds"
+
+
+def test_data_larger_than_memory_are_not_drawn() -> None:
+    problem = refused(described(task={"name": "synthetic", "owners": 10**12}))
+    assert problem.startswith(
+        "task: synthetic: the 50,000,000,000,000 samples of 1,000,000,000,000 owners take"
+    )
+
+
+def test_limit_of_addresses_is_a_limit_of_memory() -> None:
+    before, hard = resource.getrlimit(resource.RLIMIT_AS)
+    free = available_bytes()
+    assert free is not None
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**28, hard))
+    try:
+        limited = available_bytes()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (before, hard))
+    assert limited is not None
+    assert 2**27 < limited <= 2**28
+
+
+def tokens() -> Task:
+    """A thousand sequences of tokens below 50, but for one."""
+    inputs = torch.randint(50, (1000, 6), generator=torch.Generator().manual_seed(1))
+    inputs[777, 3] = 50
+    model = lambda: nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(24, 2))  # noqa: E731
+    targets = inputs[:, 0] % 2
+    return Task(model=model, train=(inputs, targets), test=(inputs[:20], targets[:20]))
+
+
+@pytest.mark.parametrize("trainer", ["sequential", "auto"])
+def test_highest_token_is_part_of_the_trial(trainer: str) -> None:
+    problem = refused(described(task=tokens(), engine={"name": "simulate", "trainer": trainer}))
+    assert "index out of range" in problem
+
+
+def broadcast() -> Task:
+    """Outputs [n, 1] and targets [n], of which torch's losses make [n, n]."""
+    inputs = torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
+    pair = inputs, inputs.sum(1)
+    return Task(model=lambda: nn.Linear(5, 1), train=pair, test=pair, loss=F.mse_loss)
+
+
+def test_loss_that_broadcasts_is_refused() -> None:
+    problem = refused(described(task=broadcast()))
+    assert problem.startswith("task.loss")
+    assert "one shape, in place of (" in problem
+    assert "outputs.squeeze(1) or targets[:, None]" in problem
+
+
+def test_header_with_a_name_twice_is_refused(tmp_path: Path) -> None:
+    table = tmp_path / "twice.csv"
+    table.write_text("a,a,c\n" + "".join(f"{k},{10 * k},{k % 2}\n" for k in range(40)))
+    task = {"name": "hub", "path": str(table), "inputs": "a", "targets": "c", "model": "logistic"}
+    problem = refused(described(task=task))
+    assert problem.endswith(
+        "twice.csv: two columns have the name 'a'; accepted: names that differ, in the file or in task.csv.columns"
+    )
+
+
+def test_learning_on_receipt_needs_a_sender() -> None:
+    problem = refused(described(nodes=1, topology="complete", algorithm="gossip-learning-on-receipt"))
+    assert problem.startswith("nodes: 1 for gossip-learning-on-receipt")
+
+
+def test_waits_for_no_message_are_described() -> None:
+    assert describe_waits({0: [], 1: []}, {}) == (
+        "for something other than a message: a timer, a computation or a task"
+    )
