@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import Deadlock, RunFailed
-from gossamer.node.waiting import resolve
+from gossamer.node.waiting import NodeTask, Slot, resolve
 from gossamer.runtime.simulate import core as core_module
 from gossamer.runtime.simulate.core import NS, Core, Order, to_ns
 from gossamer.runtime.simulate.fiber import SimSlot
@@ -320,6 +320,8 @@ def test_fiber_tells_how_it_ended() -> None:
 
     async def main() -> None:
         failing, giving = core.spawn(fail()), core.spawn(give())
+        assert isinstance(giving, NodeTask)
+        assert isinstance(core.slot(), Slot)
         with pytest.raises(asyncio.InvalidStateError):
             giving.result()
         assert not giving.done()
