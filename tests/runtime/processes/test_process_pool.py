@@ -136,6 +136,20 @@ def test_process_that_is_killed_to_start_another_one_ends_alone(pool: Pool) -> N
     assert psutil.pid_exists(second)
 
 
+def test_ends_of_two_processes_of_a_node_are_seen_in_any_order(pool: Pool) -> None:
+    pids = []
+    for incarnation in range(2):
+        pids.append(pool.adopt(inside=False, incarnation=incarnation))
+        pool.pool.do(protocol.Signal(0, signal.SIGKILL))
+        pool.theirs.close()
+        os.waitid(os.P_PID, pids[-1], os.WEXITED | os.WNOWAIT)
+    for key, events in reversed(pool.selector.select(10.0)):
+        key.data(events)
+    assert sorted(report.incarnation for report in pool.events) == [0, 1]
+    assert not any(map(psutil.pid_exists, pids))
+    assert not pool.pool._children
+
+
 def test_unread_messages_do_not_block_and_arrive_later(pool: Pool) -> None:
     pool.adopt(inside=False)
     channel = pool.pool._children[0].channel

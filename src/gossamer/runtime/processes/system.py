@@ -43,9 +43,8 @@ def die_with(parent: int) -> None:
     Linux; elsewhere the closed channel ends it)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if (
-        os.name == "posix" and os.getppid() != parent
-    ):  # on Windows, a virtual environment's python starts another one
+    # On Windows, the python of a virtual environment starts another one, which is not the caller's child.
+    if os.name == "posix" and os.getppid() != parent:
         os._exit(1)
 
 

@@ -137,7 +137,7 @@ class ProcessPool:
 
     def _remove_dead(self, rank: int, pid: int) -> str:
         """Clean up after a node's process, in whose place another one may have been started. Returns how it ended."""
-        if self._children[rank].pid == pid:
+        if (child := self._children.get(rank)) is not None and child.pid == pid:
             del self._children[rank]
             self._count_slots(rank, stopped=False)
         _, status = os.waitpid(pid, 0)
