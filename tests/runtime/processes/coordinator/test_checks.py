@@ -141,7 +141,7 @@ def test_rows_of_a_run_fit_into_a_table_that_can_be_read(
 def test_columns_of_all_rows_are_limited(checks: Checks) -> None:
     assert (
         counted(checks, lambda number: row(**{f"c{number}_{k}": 1 for k in range(100)}, test_accuracy=0.5))
-        == 10
+        == 50
     )
 
 
