@@ -80,9 +80,16 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names))
 
 
+MAX_SHOWN = 500
+"""Maximum number of characters of a value in a message."""
+
+
 def shown(value: object) -> str:
-    """A value as shown in messages. An empty value in a file is "null (empty)"."""
-    return "null (empty)" if value is None else repr(value)
+    """A value as shown in messages, in one line that is cut if it is long. An empty value in a file is "null (empty)"."""
+    if value is None:
+        return "null (empty)"
+    text = " ".join(repr(value).splitlines())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def first_line(error: BaseException) -> str:

@@ -62,7 +62,7 @@ def test_rounds_without_time_end_by_their_number(tmp_path: Path, monkeypatch: py
         evaluation={"every_rounds": None},
         stop={"rounds": 30},
     )
-    assert gossamer.run(experiment, tmp_path).reason == "rounds"
+    assert gossamer.run(experiment, tmp_path).status == "done"
 
 
 def test_data_larger_than_memory_are_not_drawn() -> None:
@@ -92,12 +92,13 @@ def tokens() -> Task:
     inputs[777, 3] = 50
     model = lambda: nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(24, 2))  # noqa: E731
     targets = inputs[:, 0] % 2
-    return Task(model=model, train=(inputs, targets), test=(inputs[:20], targets[:20]))
+    pair = inputs[:20], targets[:20]
+    return Task(model=model, train=(inputs, targets), test=pair, loss=F.cross_entropy)
 
 
 @pytest.mark.parametrize("trainer", ["sequential", "auto"])
 def test_highest_token_is_part_of_the_trial(trainer: str) -> None:
-    problem = refused(described(task=tokens(), engine={"name": "simulate", "trainer": trainer}))
+    problem = refused(described(task=f"{__name__}:tokens", engine={"name": "simulate", "trainer": trainer}))
     assert "index out of range" in problem
 
 
@@ -109,7 +110,7 @@ def broadcast() -> Task:
 
 
 def test_loss_that_broadcasts_is_refused() -> None:
-    problem = refused(described(task=broadcast()))
+    problem = refused(described(task=f"{__name__}:broadcast"))
     assert problem.startswith("task.loss")
     assert "one shape, in place of (" in problem
     assert "outputs.squeeze(1) or targets[:, None]" in problem
@@ -134,3 +135,12 @@ def test_waits_for_no_message_are_described() -> None:
     assert describe_waits({0: [], 1: []}, {}) == (
         "for something other than a message: a timer, a computation or a task"
     )
+
+
+def test_object_in_place_of_a_name_is_shown_in_part() -> None:
+    with pytest.raises(BadInput) as caught:
+        described(task=broadcast())
+    line = str(caught.value)
+    assert line.startswith("task: got Task(model=")
+    assert line.endswith("...; accepted: a name, or a mapping with 'name' and its parameters")
+    assert "\n" not in line

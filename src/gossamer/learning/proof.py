@@ -142,7 +142,7 @@ class _Proof:
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
-        first = telling(task.train, size)
+        first = telling(task.train, NODES * size)
         chosen[: len(first)] = first
         self._smallest = smallest if smallest is not None and len(smallest.samples) < size else None
         if self._smallest is not None:

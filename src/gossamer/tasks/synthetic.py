@@ -47,10 +47,10 @@ class Synthetic(TaskSource):
     metrics: NewMetrics  # in addition to the accuracy
 
     def load(self, data_root: Path | None, seed: int) -> Task:
-        samples = self.owners * self.least
+        fewest = self.owners * self.least
         check_room(
-            f"task: synthetic: the {samples:,} samples of {self.owners:,} owners",
-            samples * (4.0 * self.features + 8),
+            f"task: synthetic: the {fewest:,} samples of {self.owners:,} owners",
+            fewest * (4.0 * self.features + 8),
         )
         rng = generator(seed, "synthetic")
         deviations = np.arange(1, self.features + 1) ** -0.6  # the square roots of the variances
