@@ -163,10 +163,11 @@ def test_metrics_without_an_identifier_as_name_are_refused(name: str) -> None:
 
 class Recording(Algorithm):
     column: str
+    number: int = 5
 
     async def run(self, node: Node) -> None:
         async for _ in node.rounds():
-            node.record(**{self.column: 5})
+            node.record(**{self.column: self.number})
 
 
 @pytest.mark.parametrize("column", ["node", "moment", "bytes_sent", "test_loss"])
@@ -178,6 +179,15 @@ def test_algorithms_cannot_record_reserved_columns(tmp_path: Path, column: str) 
 def test_algorithms_record_only_under_identifiers(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="node.record: 'f1=macro'; accepted: an identifier"):
         play(tmp_path, algorithm={"name": f"{__name__}:Recording", "column": "f1=macro"})
+
+
+def test_recorded_whole_numbers_fit_a_table(tmp_path: Path) -> None:
+    """Larger ones would become floats, and lose digits without a word."""
+    recording = {"name": f"{__name__}:Recording", "column": "count"}
+    run = play(tmp_path / "largest", algorithm={**recording, "number": 2**63 - 1})
+    assert run.metrics["count"].drop_nulls().unique().to_list() == [2**63 - 1]
+    with pytest.raises(RunFailed, match="node.record: count: got a whole number of 64 bits"):
+        play(tmp_path / "larger", algorithm={**recording, "number": 2**63})
 
 
 class Scalar(Aggregator):

@@ -579,7 +579,11 @@ class Node:
                     f"node.record: {name}: got a {kind}; accepted: numbers, text, None, lists, mappings"
                 )
             # NumPy and torch scalars are recorded as Python numbers.
-            self._runtime.columns[name] = value.item() if isinstance(value, np.generic | Tensor) else value
+            recorded = value.item() if isinstance(value, np.generic | Tensor) else value
+            if isinstance(recorded, int) and not -(2**63) <= recorded < 2**63:
+                got = f"a whole number of {recorded.bit_length()} bits"
+                raise ValueError(f"node.record: {name}: got {got}; accepted: those of 64 bits, with a sign")
+            self._runtime.columns[name] = recorded
 
     def rounds(self) -> AsyncRounds:
         """``async for r in node.rounds()``: the round numbers, until the stop rule ends the run. Each round
