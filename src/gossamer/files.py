@@ -374,10 +374,14 @@ def parse_xml(text: bytes, source: str) -> XML:
         raise BadInput(f"{source}: {error}; accepted: XML in UTF-8") from None
 
 
+_IN_ANOTHER_BASE = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?)")
+"""Numbers that YAML 1.1 reads in base 8 (010) or 60 (1:30)."""
+
+
 class _Loader(Composer, yaml.CSafeLoader):
     """A safe loader with libyaml's parser. It refuses duplicate keys, of which YAML would silently keep the
-    last one, and values that would exhaust a reader: nested too deeply, containing themselves, or too many
-    after aliases are expanded."""
+    last one, numbers in base 8 or 60, which most people read as others, and values that would exhaust a
+    reader: nested too deeply, containing themselves, or too many after aliases are expanded."""
 
     def __init__(self, text: str) -> None:
         yaml.CSafeLoader.__init__(self, text)
@@ -397,6 +401,10 @@ class _Loader(Composer, yaml.CSafeLoader):
         self._refuse(self._nodes > MAX_YAML_VALUES, f"more than {MAX_YAML_VALUES:,} values", event)
         number = isinstance(node, yaml.ScalarNode) and not node.tag.endswith(":str")
         self._refuse(number and len(node.value) > MAX_DIGITS, f"more than {MAX_DIGITS} digits", event)
+        if number and _IN_ANOTHER_BASE.fullmatch(node.value):
+            meant = yaml.safe_load(node.value)
+            accepted = f"{meant}, or {node.value!r} for a text"
+            self._refuse(True, f"{node.value} would mean {meant}; accepted: {accepted}", event)
         self._sizes[id(node)] = self._nodes - before
         return node
 

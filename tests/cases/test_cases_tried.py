@@ -14,6 +14,7 @@ from torch import nn
 import gossamer
 from gossamer import BadInput, Experiment, Task
 from gossamer.errors import RunFailed
+from gossamer.files import parse_yaml
 from gossamer.process_memory import available_bytes
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.setup import prepare
@@ -144,3 +145,34 @@ def test_object_in_place_of_a_name_is_shown_in_part() -> None:
     assert line.startswith("task: got Task(model=")
     assert line.endswith("...; accepted: a name, or a mapping with 'name' and its parameters")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"), [("010", "8"), ("1:30", "90"), ("-017", "-15"), ("1:00:00.5", "3600.5")]
+)
+def test_numbers_in_base_8_or_60_are_refused(text: str, meant: str) -> None:
+    with pytest.raises(
+        BadInput, match=f"{text} would mean {meant}; accepted: {meant}, or '{text}' for a text"
+    ):
+        parse_yaml(f"a: {text}", "a file")
+
+
+def test_other_numbers_and_texts_in_yaml_stay() -> None:
+    text = (
+        "{a: 0, b: -0.5, c: 1e3, d: '010', e: 'x:30', f: 100, g: 0.05, h: 127.0.0.1:90, i: 2026-11-27, j: 08}"
+    )
+    assert [*parse_yaml(text, "a file").values()][:3] == [0, -0.5, "1e3"]
+
+
+def test_folder_with_a_part_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "locked.csv").write_text("a,b\n1,2\n")
+
+    def locked(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", lambda path: locked(path) if path.name == "locked.csv" else False)
+    task = {"name": "hub", "path": str(tmp_path), "inputs": "a", "targets": "b", "model": "logistic"}
+    problem = refused(described(task=task))
+    assert problem.endswith(
+        "locked.csv can't be read (Permission denied); accepted: a folder whose files can be read"
+    )

@@ -86,9 +86,8 @@ class _Still:
     def _nothing(self, *args: Any, **options: Any) -> None:
         """Do nothing."""
 
-    network_bytes = timer = send = compute = mix = settle = event = finished = end_round = sign = verify = (
-        _nothing
-    )
+    network_bytes = slot = spawn = timer = send = compute = mix = settle = event = finished = _nothing
+    end_round = sign = verify = _nothing
 
 
 def _try_codec(setup: Setup, model: Model) -> None:

@@ -239,7 +239,11 @@ def _visible(root: Path) -> Callable[[Path], bool]:
     def visible(path: Path) -> bool:
         parts = path.relative_to(root).parts
         hidden = any(part.startswith(".") for part in parts)
-        return not hidden and not path.name.startswith("cache-") and path.is_file()
+        try:
+            return not hidden and not path.name.startswith("cache-") and path.is_file()
+        except OSError as error:
+            problem = f"{path} can't be read ({error.strerror})"
+            raise BadInput(f"task: {problem}; accepted: a folder whose files can be read") from None
 
     return visible
 
