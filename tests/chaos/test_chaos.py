@@ -118,18 +118,18 @@ def a_lost_message_counts_as_received(original: Any) -> Any:
 
 @mutant(Links, "_arrived", "messages_add_up")
 def a_message_arrives_twice(original: Any) -> Any:
-    def arrived(self: Any, arrival: Any) -> None:
-        for _ in range(1 + (arrival[0].source == 1)):
-            original(self, arrival)
+    def arrived(self: Any, message: Any, to: Any, size: int) -> None:
+        for _ in range(1 + (message.source == 1)):
+            original(self, message, to, size)
 
     return arrived
 
 
 @mutant(Links, "_arrived", "")
 def a_message_vanishes(original: Any) -> Any:
-    def arrived(self: Any, arrival: Any) -> None:
-        if arrival[0].source != 1 or arrival[0].sent_at < 0.15:
-            original(self, arrival)
+    def arrived(self: Any, message: Any, to: Any, size: int) -> None:
+        if message.source != 1 or message.sent_at < 0.15:
+            original(self, message, to, size)
 
     return arrived
 

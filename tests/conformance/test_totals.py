@@ -271,7 +271,7 @@ def observed(simulation: Simulation) -> tuple[int, int]:
     return sum(links._on_the_way) - waiting, boxes + sum(
         message is not None
         for sampler in samplers
-        for message in sampler._due._queue  # type: ignore[attr-defined]
+        for message in sampler._due  # type: ignore[attr-defined]
     )
 
 

@@ -350,6 +350,9 @@ def test_uncancellable_calls_see_that_the_sweep_was_stopped(tmp_path: Path) -> N
         def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
             raise AssertionError("none has begun")
 
+        def say(self, text: str) -> None:
+            assert text.startswith("SIGTERM: the sweep ends")
+
     class Parsl(Remote):
         """Can't cancel, and executes nothing before :meth:`carry_out`."""
 

@@ -371,7 +371,7 @@ def is_finite(vector: Tensor) -> bool:
         return True  # the last two can't be sent
     # If a sum is finite, so are its terms; the converse does not hold.
     total = vector.sum() if vector.dtype is torch.float32 else vector.sum(dtype=_wide(vector))
-    if not (math.isfinite(total) or vector.isfinite().all().item()):
+    if not (math.isfinite(total.item()) or vector.isfinite().all().item()):
         return False
     setattr(vector, _SEEN, vector._version)
     return True

@@ -246,12 +246,12 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
         if form.quote is not None and form.quote in text.decode():
             cure += ", or task.csv.quote: null if quotes are part of the text"
         raise BadInput(f"{where} can't be read as CSV ({problem}); accepted: {cure}") from None
-    if form.has_header and (twice := _named_twice(table.columns)) is not None:
-        accepted = "names that differ, in the file or in task.csv.columns"
-        raise BadInput(f"{path}: two columns have the name {twice!r}; accepted: {accepted}")
     typed = pl.DataFrame({column.name: _typed(column, form) for column in table.iter_columns()})
     if form.header is None and form.columns is None:
         _check_header(typed, path)
+    if form.has_header and (twice := _named_twice(table.columns)) is not None:
+        accepted = "names that differ, in the file or in task.csv.columns"
+        raise BadInput(f"{path}: two columns have the name {twice!r}; accepted: {accepted}")
     return _named(typed, path, form)
 
 

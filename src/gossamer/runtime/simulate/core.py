@@ -199,7 +199,8 @@ class Core:
             if call is None:
                 self._cancelled -= 1
             else:
-                scheduled[4] = None  # to cancel it now has no effect
+                # To cancel it now has no effect, and a message that knows its event is not kept by it.
+                scheduled[4], scheduled[5] = None, ()
                 self.pending -= not background
                 call(*arguments)
             if order >= Order.OBSERVE or (heap and heap[0][1] >= Order.OBSERVE):
