@@ -137,8 +137,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(home)
     monkeypatch.setenv("GOSSAMER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(digests, "_known", {})
-    before = set(sys.modules)
+    _forget_modules(tmp_path.parent)  # a test that ran before may have left one of the same name
     yield home
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(home)):
+    _forget_modules(tmp_path.parent)
+
+
+def _forget_modules(folder: Path) -> None:
+    """Forget the modules that were imported from files below a folder."""
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None) or "").startswith(str(folder)):
             del sys.modules[name]
