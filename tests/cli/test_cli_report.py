@@ -165,8 +165,8 @@ def test_by_hops_report_has_one_row_per_strategy(cli: Cli, tmp_path: Path) -> No
     options = ("--area", "ood_accuracy", "--metrics", "ood_accuracy", "--baseline", "uniform")
     out = cli("report", "runs/spread", *options, "--out", "all.html")[1]
     lines = [re.split(r"  +", line.strip()) for line in out.splitlines()]
-    assert ["group", "runs", "seeds", "pairs", "mean over rounds", "difference", "ratio"] in lines
-    assert ["mean ood accuracy, over rounds 0 to 2, against uniform"] in lines
+    assert ["group", "runs", "seeds", "pairs", "area / rounds", "difference", "ratio"] in lines
+    assert ["area under ood accuracy, over rounds 0 to 2, against uniform"] in lines
     rows = json.loads(cli("report", "runs/spread", *options, "--json")[1])["table"]
     assert [(row["group"], row["measure"], row["runs"], row["pairs"]) for row in rows] == [
         (group, measure, 2, pairs)

@@ -33,7 +33,7 @@ def test_two_metrics_are_compared_over_their_common_rounds(tmp_path: Path) -> No
     relative = measure("area test_loss relative to train_loss")
     table = compare([Group("a", (run,))], [relative])
     assert table.rows["mean"].to_list() == [pytest.approx(1.1 / 1.075 - 1)]
-    assert table.tables()[0][0] == "mean test loss, over rounds 10 to 20"
+    assert table.tables()[0][0] == "area under test loss, over rounds 10 to 20"
 
 
 def test_runs_of_different_length_are_compared_over_their_common_rounds(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_runs_of_different_length_are_compared_over_their_common_rounds(tmp_path
     rounds = np.arange(0, 31, 5)
     expected = np.trapezoid([learned(r) for r in rounds], rounds) / 30
     assert table.rows["mean"].to_list() == [pytest.approx(expected)] * 2
-    assert table.tables()[0][0] == "mean test accuracy, over rounds 0 to 30"
+    assert table.tables()[0][0] == "area under test accuracy, over rounds 0 to 30"
 
 
 def test_the_ends_of_the_common_rounds_may_lie_between_evaluations(tmp_path: Path) -> None:
@@ -68,5 +68,5 @@ def test_runs_without_common_rounds_are_not_compared(tmp_path: Path) -> None:
     runs = [recorded(tmp_path, test_loss={0: 4.0, 4: 2.0}), recorded(tmp_path, test_loss={5: 3.0, 6: 1.5})]
     groups = [Group(label, (run,)) for label, run in zip("ab", runs, strict=True)]
     [(title, _, lines)] = compare(groups, [measure("area test_loss")]).tables()
-    assert title == "mean test loss, over no rounds, since the runs have none in common"
+    assert title == "area under test loss, over no rounds, since the runs have none in common"
     assert [line[-1] for line in lines] == ["0 of 1 have it"] * 2

@@ -479,6 +479,20 @@ def test_coarse_answers_are_marked_and_not_compared(tmp_path: Path) -> None:
     assert other_way.rows["ratio"].to_list() == [None, None]
 
 
+def test_a_value_at_a_budget_of_bytes_is_known_at_the_instant_that_uses_it_up(tmp_path: Path) -> None:
+    """Two nodes send 10 bytes a second each: 380 bytes are used up after 19 s, in round 19, of which a record of every tenth
+    round knows nothing."""
+    coarse = recorded(tmp_path, paced(1.0, 1.0, rounds=40, every=10), seed=1)
+    fine = recorded(tmp_path, paced(1.0, 1.0, rounds=40), seed=1)
+    name = "test_accuracy at bytes=380"
+    assert [measure(name).of(run) for run in (coarse, fine)] == [1.0, 1.9]
+    assert resolution(coarse, name) == (10.0, 0)  # from the row at 10 s until that at 20 s
+    assert resolution(fine, name) == (0.0, None)
+    assert resolution(coarse, "test_accuracy at bytes=800") == (0.0, None)  # that is the end
+    compared = compare([Group("coarse", (coarse,)), Group("fine", (fine,))], [measure(name)])
+    assert [line[-1] for line in compared.tables()[0][2]] == ["100 %*", "190 %"]
+
+
 # --- bytes
 
 

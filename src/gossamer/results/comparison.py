@@ -87,8 +87,8 @@ def _exact(run: Run) -> Resolution | None:
 
 _COARSELY = (
     f"{_COARSE} Evaluations are too far apart: some node's evaluation before this instant is older than a tenth of the time,"
-    " and its model may have changed since. So the right number may differ, and no difference or ratio is shown. Evaluate"
-    " more often (evaluation.every_rounds or every_s)."
+    " and its model may have changed since. So a level may have been reached earlier, a value at a budget may be another one,"
+    " and no difference or ratio is shown. Evaluate more often (evaluation.every_rounds or every_s)."
 )
 
 
@@ -146,8 +146,8 @@ def measure(text: str) -> Measure:
     run. ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes reaches a level; ``bytes to
     METRIC=LEVEL`` is the total sent by all nodes until then. ``METRIC at bytes=N`` and ``METRIC at
     time_s=SECONDS`` are values at the last step of :meth:`Run.steps` within a budget, only for runs that have used
-    it up, since others might have improved further. ``area METRIC`` is the mean over the rounds that all
-    compared runs have recorded (the area under the curve, divided by the number of rounds); ``area METRIC
+    it up, since others might have improved further. ``area METRIC`` is the area under the curve over
+    the rounds that all compared runs have recorded, divided by their number; ``area METRIC
     relative to OTHER`` is its relative difference from that of another metric of the same run, over the
     rounds that both have."""
     for form, make in _FORMS:
@@ -181,12 +181,12 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
             if span is None
             else "over rounds {:.4g} to {:.4g}".format(*span)
         )
-        return Measure(name, f"mean {metric_title(metric)}, {rounds}", column, unit, number, against)
+        return Measure(name, f"area under {metric_title(metric)}, {rounds}", column, unit, number, against)
 
     def alone(run: Run) -> float | None:
         return among([run]).of(run)
 
-    name, column, unit, against = f"area {metric}", "mean over rounds", _unit(metric, classes), _COMPARED
+    name, column, unit, against = f"area {metric}", "area / rounds", _unit(metric, classes), _COMPARED
     if other is not None:
         name, column, unit, against = (
             f"{name} relative to {other}",
@@ -194,7 +194,7 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
             "share",
             ("difference",),
         )
-    return Measure(name, f"mean {metric_title(metric)}", column, unit, alone, against, among=among)
+    return Measure(name, f"area under {metric_title(metric)}", column, unit, alone, against, among=among)
 
 
 def _common_rounds(runs: Sequence[Run], metrics: Sequence[str]) -> tuple[float, float] | None:
@@ -258,10 +258,10 @@ def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()
         return None if step is None else step["mean"]
 
     def resolution(run: Run) -> Resolution | None:
-        steps, step = run.steps(metric), within(run)
-        if steps is None or step is None:
+        steps = run.steps(metric)
+        if steps is None or within(run) is None:
             return None
-        return steps.until(budget if axis == "time_s" else step["time_s"])
+        return steps.until(budget) if axis == "time_s" else steps.within_bytes(budget)
 
     budget = float(number)
     title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
@@ -349,7 +349,7 @@ class Comparison:
         rows: one per measure and group.
 
             ``group``, ``measure``, ``baseline``: names. ``at``: the round of a final metric that was recorded
-            only until then, or the rounds of a mean over rounds.
+            only until then, or the rounds of an area.
 
             ``runs``: planned or begun, one for each seed. ``counted``: those that are done (or, on request,
             unfinished). ``diverged``. ``known``: the counted ones that have the number. ``units``: the seeds
@@ -664,6 +664,7 @@ def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> 
     units = "seeds" if unit == "seed" else f"values of {unit}"
     texts = [
         f"Means over {units} ± half of the 95 % confidence interval (Student's t); below three, single values."
+        " Accuracies and losses of a run are means over its evaluated nodes, each with its own model."
         " Only runs that are done count, and of each seed the newest. A mean is shown if each of them has a value"
         " and no run diverged."
     ]

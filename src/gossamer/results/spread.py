@@ -39,8 +39,8 @@ def hops(run: Run, metric: str) -> dict[int, int]:
 
 def by_hops(run: Run, metric: str) -> pl.DataFrame:
     """A metric of a run by distance, from the evaluations that all nodes at the distance have. A row per
-    distance: ``hops``; ``nodes``, the number of nodes; ``area``, the mean over the rounds of the nodes' mean
-    (by trapezoids); ``final``, their mean at the end; ``half_round``, the first round in which their mean is
+    distance: ``hops``; ``nodes``, the number of nodes; ``area``, the area under the curve of the nodes' mean (by
+    trapezoids), divided by its rounds; ``final``, their mean at the end; ``half_round``, the first round in which their mean is
     halfway from its first value to the sources' last value (null if it never is, if the sources end below
     the first value, or if they are not evaluated). Where evaluations are timed, a round is the mean of the
     nodes' rounds."""
@@ -111,7 +111,7 @@ def table(rows: pl.DataFrame, metric: str, classes: Container[str] = ()) -> Tabl
         lines.setdefault(row["group"], {})[row["hops"]] = text
     head = ["", *(f"{distance} hops" if distance != 1 else "1 hop" for distance in distances)]
     title = (
-        f"mean {metric_title(metric)} over the rounds by distance on the first graph, and rounds until halfway to the"
+        f"area under {metric_title(metric)} / rounds, by distance on the first graph, and rounds until halfway to the"
         " sources' last value"
     )
     return title, head, [[group, *(row.get(d, NOTHING) for d in distances)] for group, row in lines.items()]

@@ -296,6 +296,12 @@ class Steps:
         """The resolution of the value at an instant: a later step could be missing on record since the age."""
         return self._resolution(time_s, bisect_right)
 
+    def within_bytes(self, budget: float) -> Resolution:
+        """The resolution of the value at a budget of bytes. The budget was used up at some instant before the first step
+        beyond it, or before the last row."""
+        beyond = self.table.filter(pl.col("bytes") > budget)["time_s"]
+        return self.before(beyond[0]) if len(beyond) else self.until(float(self._rows["time_s"][-1]))
+
     def _resolution(self, time_s: float, rows_until: Any) -> Resolution:
         oldest = Resolution(0.0, None, time_s)
         step = int(np.searchsorted(self.table["time_s"].to_numpy(), time_s, side="right")) - 1
