@@ -103,7 +103,7 @@ def test_nonsensical_requests_and_answers_do_no_harm(tmp_path: Path) -> None:
             (("give", 1), torch.zeros(2)),  # the requested tag, but another shape
             (("nothing",), None),
         ]:
-            node.send(0, payload, ("gossamer/newcomer", *tag))
+            node.send(0, payload, PrivateTag(("~newcomer", *tag)))
         await node.sleep(1.0)
 
     async def newcomer(node: Node) -> None:
@@ -125,7 +125,7 @@ def test_repeated_requests_get_one_model_at_a_time(tmp_path: Path) -> None:
 
     async def asker(node: Node) -> None:
         for number in range(100):
-            node.send(1, None, ("gossamer/newcomer", "ask", number))
+            node.send(1, None, PrivateTag(("~newcomer", "ask", number)))
         await node.sleep(60.0)
         received.append(node.traffic.messages_received)
 

@@ -322,6 +322,7 @@ class Experiment(Section):
     topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
     poison: Annotated[tuple[Any, ...], ComponentField("poison", "poison", many=True)] = ()
     algorithm: Annotated[Any, ComponentField("algorithm")]
+    middleware: Annotated[tuple[Any, ...], ComponentField("middleware", "middleware", many=True)] = ()
     codec: Annotated[Any, ComponentField("codec", optional=True), BeforeValidator(_chain, _Codecs)] = None
     wrappers: Annotated[tuple[Any, ...], ComponentField("wrapper", "wrappers", many=True)] = ()
     aggregator: Annotated[Any, ComponentField("aggregator")] = Field(default="mean", validate_default=True)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gossamer.learning.parameters import is_finite
-from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as_tag
+from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, given_tag
 
 Form = tuple[Any, ...]
 """The kind of a payload and the forms of its items. Its repr is readable."""
@@ -65,7 +65,7 @@ class Expectations:
         """See :meth:`gossamer.Node.expect`."""
         forms = tuple(self._form(payload) for payload in like)
         self._declared = self._declared or {}
-        self._declared[_shape(as_tag(tag))] = Declared(forms, check, self._encoded and not exact)
+        self._declared[_shape(given_tag(tag))] = Declared(forms, check, self._encoded and not exact)
 
     def sent(self, tag: Prefix, payload: Payload) -> bool:
         """Learn from a payload that the node sends, before it is encoded. Returns False, and learns nothing,

@@ -79,6 +79,9 @@ class Setup:
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
+    # What acts around each node, from the algorithm to the engine: a function of the node inside.
+    layers: Sequence[Callable[[Node], Node]] = ()
+    encoded: bool = False  # whether one of them encodes models, so that a part of a vector may arrive in place of all of it
 
     def initial(self, rank: int) -> Model:
         """The initial model of a node: the same for all nodes, or drawn for each."""

@@ -23,6 +23,7 @@ from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import fingerprint, names_own_code
+from gossamer.layers import layers_of
 from gossamer.learning import Mean
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.guard import refusing
@@ -147,6 +148,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         remarks=[*remarks, *notes],
         poisoned=poisoned_ranks,
         warm_start=start,
+        layers=layers_of(experiment, sampled=topology.sampled, asks_neighbors=faults.asks_neighbors),
+        encoded=experiment.codec is not None and experiment.secure_aggregation is None,
     )
     if trainer is None:
         try_exchange(setup)

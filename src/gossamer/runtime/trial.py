@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
+from gossamer.layers import CodedNode
 from gossamer.learning.guard import refusing
 from gossamer.learning.mixing import Mix
 from gossamer.learning.parameters import generators_restored
@@ -97,23 +98,22 @@ def _try_codec(setup: Setup, model: Model) -> None:
     with refusing(field, "a codec that takes the vectors of this run"):
         host: Any = _Still()
         sender, receiver = (NodeRuntime(setup, rank, model, host) for rank in (0, setup.experiment.nodes - 1))
-        assert sender.coder is not None
-        assert receiver.coder is not None
+        encoder, decoder = (node.layer(CodedNode).coder for node in (sender, receiver))
         sender.node.parameters = 1.01 * model.parameters  # codecs may send what has changed
         vector = sender.node.parameters
         before = vector.clone()
         if algorithm.sends_differences or algorithm.sends_pieces():
-            coded: Any = sender.coder.compress(vector)[0]
+            coded: Any = encoder.compress(vector)[0]
             payload: Payload = Model(coded, model.buffers)
         else:
-            payload = sender.coder.encode(Model(vector, model.buffers), TAG)
+            payload = encoder.encode(Model(vector, model.buffers), TAG)
         if not torch.equal(before, vector):
             raise BadInput(
                 f"{field}.encode writes into the vector that it is given; accepted: one that copies it"
             )
         payload = freeze(payload, host.is_stored)
         wire_bytes(TAG, payload)
-        decoded: Any = receiver.coder.decode(Message(0, TAG, payload, 0.0)).payload
+        decoded: Any = decoder.decode(Message(0, TAG, payload, 0.0)).payload
         values = decoded.parameters.values if isinstance(decoded.parameters, Part) else decoded.parameters
         if values.dtype != torch.float32:
             raise BadInput(f"{field}.decode returns {values.dtype}; accepted: torch.float32")
