@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper
-from gossamer.node.rejoin import run_newcomer
+from gossamer.layers.newcomer import run_newcomer
+from gossamer.messages.tags import PrivateTag
 from gossamer.results.observer import Observer
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome

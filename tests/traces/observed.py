@@ -118,7 +118,9 @@ def _kinds(kind: type[Node]) -> list[type[Node]]:
 def observing() -> Iterator[list[str]]:
     """Collect the lines of all nodes of this process."""
     _lines.clear()
-    originals = [(kind, call, vars(kind)[call]) for kind in _kinds(Node) for call in CALLS if call in vars(kind)]
+    originals = [
+        (kind, call, vars(kind)[call]) for kind in _kinds(Node) for call in CALLS if call in vars(kind)
+    ]
     next_round = AsyncRounds.__anext__
 
     async def counted(rounds: AsyncRounds) -> int:

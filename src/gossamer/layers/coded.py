@@ -12,6 +12,7 @@ from gossamer.codecs.coder import Coder
 from gossamer.messages import freeze
 from gossamer.messages.tags import Payload, Sending, dense
 from gossamer.node import Node
+from gossamer.node.expectations import Form
 from gossamer.node.late import LateSending
 from gossamer.node.middleware import Layer
 from gossamer.node.waiting import NodeTask, all_ended
@@ -42,19 +43,24 @@ class CodedNode(Layer):
         return sent, dense(decoded)
 
     def _send(
-        self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...], *, exact: bool
+        self,
+        ranks: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        exact: bool,
+        form: Form | None,
     ) -> list[Sending]:
         if not exact:
-            payload = self.coder.encode(payload, tag)
+            payload, form = self.coder.encode(payload, tag), None
         steps, own, host = 0.0, self._own, self._host
         if host.paced:
             encoded, self._charged = self.coder.encoded - self._charged, self.coder.encoded
             steps = encoded * self._setup.experiment.compute.steps_per_encoding
         if not steps and (own.encoding is None or own.encoding.done()):
-            return self.node._send(ranks, payload, tag, exact=exact)
+            return self.node._send(ranks, payload, tag, exact, form)
         payload = freeze(payload, host.is_stored)
         late = {rank: LateSending(host) for rank in ranks}
-        own.encoding = self.spawn(self._send_later(own.encoding, steps, late, payload, tag, exact=exact))
+        own.encoding = self.spawn(self._send_later(own.encoding, steps, late, payload, tag, exact))
         return list(late.values())
 
     async def _send_later(
@@ -64,7 +70,6 @@ class CodedNode(Layer):
         late: Mapping[int, LateSending],
         payload: Payload,
         tag: tuple[str | int, ...],
-        *,
         exact: bool,
     ) -> None:
         if previous is not None:
@@ -72,6 +77,6 @@ class CodedNode(Layer):
         if steps:
             await self._own.encode(self.step, steps)
         waiting = [rank for rank, sending in late.items() if not sending.done()]
-        sendings = self.node._send(waiting, payload, tag, exact=exact)
+        sendings = self.node._send(waiting, payload, tag, exact, None)
         for rank, sending in zip(waiting, sendings, strict=True):
             late[rank].queued(sending)

@@ -8,6 +8,7 @@ from typing import Any
 from gossamer.learning.mixing import Missing, check_arguments
 from gossamer.messages.tags import Message, Payload, Sending
 from gossamer.node import Node
+from gossamer.node.expectations import Form
 from gossamer.node.middleware import Layer
 from gossamer.secure.protocol import MaskingProtocol
 
@@ -23,13 +24,18 @@ class MaskedNode(Layer):
         await self._protocol.begin_round(r)
 
     def _send(
-        self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...], *, exact: bool
+        self,
+        ranks: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        exact: bool,
+        form: Form | None,
     ) -> list[Sending]:
         masked = self._protocol.mask(ranks, payload)
         return [
             sending
             for rank, words in masked.items()
-            for sending in self.node._send((rank,), words, tag, exact=exact)
+            for sending in self.node._send((rank,), words, tag, exact, None)
         ]
 
     def arrived(self, message: Message) -> Message | None:

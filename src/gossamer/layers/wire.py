@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Payload, Sending
 from gossamer.node import Node, NodeWrapper
+from gossamer.node.expectations import Form
 from gossamer.node.middleware import Layer
 from gossamer.randomness import draws_of
 
@@ -25,7 +26,12 @@ class WireNode(Layer):
                 await wrapper.before_round(self._runtime.node, r)
 
     def _send(
-        self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...], *, exact: bool
+        self,
+        ranks: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        exact: bool,
+        form: Form | None,
     ) -> list[Sending]:
         payload = freeze(payload, self._host.is_stored)
         sendings: list[Sending] = []
@@ -34,7 +40,7 @@ class WireNode(Layer):
             for place, wrapper in self._wrappers:
                 with draws_of(place):
                     changed = wrapper.outgoing(self._runtime.node, rank, changed, tag)
-            sendings += self.node._send((rank,), changed, tag, exact=exact)
+            sendings += self.node._send((rank,), changed, tag, exact, form if changed is payload else None)
         return sendings
 
     def arrived(self, message: Message) -> Message | None:

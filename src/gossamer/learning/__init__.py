@@ -1,6 +1,7 @@
 """Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
 from gossamer.learning.aggregators import (
+    Aggregation,
     Aggregator,
     CoordinateMean,
     DeviationMean,
@@ -12,5 +13,5 @@ from gossamer.learning.aggregators import (
 from gossamer.learning.learning_rate import LearningRateSchedule
 from gossamer.learning.optimizer import SGD, Optimizer
 
-__all__ = ["SGD", "Aggregator", "CoordinateMean", "DeviationMean", "Krum", "LearningRateSchedule", "Mean"]
+__all__ = ["SGD", "Aggregation", "Aggregator", "CoordinateMean", "DeviationMean", "Krum", "LearningRateSchedule", "Mean"]
 __all__ += ["Median", "Optimizer", "TrimmedMean"]

@@ -617,11 +617,10 @@ class Mailbox:
     def _took(self, messages: Collection[Message]) -> None:
         if not messages:
             return
-        now, sent = self.host.now(), [*map(_SENT_AT, messages)]
-        count, first = len(sent), min(sent)
-        largest = max(now - first, 0.0)  # clocks of machines differ
-        equal = first == max(sent)  # then their sum is a product, which is rounded once, as fsum is
-        total = count * largest if equal else math.fsum([max(now - at, 0.0) for at in sent])
+        now, sent, count = self.host.now(), {*map(_SENT_AT, messages)}, len(messages)
+        largest = max(now - min(sent), 0.0)  # clocks of machines differ
+        ages = (max(now - message.sent_at, 0.0) for message in messages)
+        total = count * largest if len(sent) == 1 else math.fsum(ages)  # both are rounded once
         self.host.counters.messages_taken += self._new(messages) if self._restored else count
         self.note_ages(count, total, largest)
 

@@ -22,6 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from gossamer.config.registry import Component
 from gossamer.learning.mixing import Missing
 from gossamer.messages.tags import Coded, Message, Model, Part, Payload, PrivateTag, Sending, Tag, Traffic
+from gossamer.node.expectations import Form
 from gossamer.node.late import LateSending
 from gossamer.node.mailbox import Inbox
 from gossamer.node.node import Node
@@ -204,9 +205,14 @@ class Layer(Node):
     # --- messages
 
     def _send(
-        self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...], *, exact: bool
+        self,
+        ranks: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        exact: bool,
+        form: Form | None,
     ) -> list[Sending]:
-        return self.node._send(ranks, payload, tag, exact=exact)
+        return self.node._send(ranks, payload, tag, exact, form)
 
     def _compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
         return self.node._compress(v)

@@ -17,6 +17,8 @@ from gossamer.learning.mixing import Missing, Mix, check_arguments
 from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
 from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, given_tag, matches
+from gossamer.node.aggregation import aggregated, mix_informed
+from gossamer.node.expectations import Form
 from gossamer.node.late import LateSending
 from gossamer.node.mailbox import Inbox
 from gossamer.node.questions import Questions
@@ -204,6 +206,10 @@ class Node:
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
+        if aggregator is not None and aggregator.informed:
+            mixed: Any = await aggregated(self, aggregator, own, inbox, weights, self_weight)
+            self._runtime.shown.mixed(mixed if isinstance(mixed, Model) else Model(mixed))
+            return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
         terms = own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing
         mixed = await self._host.mix(Mix(*terms, differences), read=True)
         if aggregate:
@@ -230,6 +236,9 @@ class Node:
         if not whole:
             inbox = _parameters(inbox)
         setup = self._setup
+        if setup.aggregator is not None and setup.aggregator.informed:
+            await mix_informed(self, setup.aggregator, inbox, weights, self_weight, whole=whole)
+            return
         terms = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
         await self._host.mix(_MixOwn(None, *terms, node=self, whole=whole), read=False)
 
@@ -297,25 +306,28 @@ class Node:
             raise ValueError(f"node {self.rank}: send to ranks {ranks}; accepted: {accepted}")
         tag = given_tag(tag)
         runtime = self._runtime
-        if (
-            not runtime.expectations.sent(tag, payload)
-            and self._setup.experiment.stop.diverged == "end"
-            and runtime.look_for_divergence()
-        ):
+        form = runtime.expectations.sent(tag, payload)
+        if form is None and self._setup.experiment.stop.diverged == "end" and runtime.look_for_divergence():
             return [self._withhold() for _ in ranks]
-        return self._send(ranks, payload, tag, exact=exact) if ranks else []
+        return self._send(ranks, payload, tag, exact, form) if ranks else []
 
     def _send(
-        self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...], *, exact: bool
+        self,
+        ranks: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        exact: bool,
+        form: Form | None,
     ) -> list[Sending]:
-        """Queue a payload as it is. What acts on all messages of a node, such as a codec, changes it before."""
+        """Queue a payload as it is. What acts on all messages of a node, such as a codec, changes it before. ``form`` is that
+        of the payload, if it is known and the payload has no non-finite values."""
         own = self._own.parameters.vector
         # (The node's own parameters, by far the most frequent payload, are in the store.)
         if payload is not own and not (
             type(payload) is Model and payload.parameters is own and not self._has_buffers
         ):
             payload = freeze(payload, self._host.is_stored)
-        return self._host.send(ranks, payload, tag)
+        return self._host.send(ranks, payload, tag, form)
 
     def _withhold(self) -> Sending:
         """A message that is cancelled before it is queued."""
@@ -643,7 +655,7 @@ class _MixOwn(Mix):
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
     """A copy of the inbox with each model replaced by its parameters."""
-    if Model not in map(type, inbox.values()):
+    if Model not in {*map(type, inbox.values())}:
         return dict(inbox)
     return {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
 

@@ -24,6 +24,7 @@ from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
+from gossamer.node.expectations import Form
 from gossamer.node.waiting import NodeTask, Slot
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks import Task
@@ -285,9 +286,13 @@ class Host(Protocol):
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is (a view of) an immutable vector of the store."""
 
-    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+    def send(
+        self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
+    ) -> list[Sending]:
         """Queue a message to each of some ranks, in the given order. The payload is frozen
-        (:func:`gossamer.messages.freeze`) and will not change."""
+        (:func:`gossamer.messages.freeze`) and will not change. ``form`` is its form, if that is known
+        (:class:`~gossamer.node.expectations.Expectations`) and all values are finite: receivers in the same process need
+        not look again."""
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
         """Run a computation, and return the value of its ``commit``. Cancelling the await cancels the

@@ -123,7 +123,10 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         _check_secure_aggregation(experiment, topology, faults)
     name, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout, parts)
     sets = tuple(task.tests)
-    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
+    setting = Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
+    algorithm.check(setting)
+    for middleware in experiment.middleware:
+        middleware.check(setting)
     evaluated = _evaluated(experiment, outcomes)
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
@@ -298,17 +301,13 @@ def _algorithms_with(attribute: str) -> str:
 
 
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
-    aggregator, algorithm, codec = experiment.aggregator, experiment.algorithm, experiment.codec
+    aggregator, algorithm = experiment.aggregator, experiment.algorithm
     name = f"aggregator: {aggregator.name_of()}"
     if type(aggregator) is Mean:
         return
     if not algorithm.mixes_models:
         raise BadInput(
             f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_algorithms_with('mixes_models')}"
-        )
-    if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
-        raise BadInput(
-            f"{name} takes whole models, but {codec.name_of()} sends parts; accepted: coordinate-mean"
         )
     fewest = fewest_models(experiment, topology)
     if fewest is not None and fewest.number < aggregator.least:

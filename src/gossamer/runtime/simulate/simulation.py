@@ -292,6 +292,8 @@ class Simulation:
         saves = experiment.checkpoint.on or self._replay is not None
         if self._faults is None and self._folder is not None and saves:
             self._checkpoints = SimCheckpoints(context, recorder, self._folder, self.nodes, self._replay)
+        if self._faults is None and self._checkpoints is None:  # nothing acts on the way to a node
+            context.links.recipients = [node.deliver for node in self.nodes]
 
     async def _main(self) -> str:
         experiment, clock = self._setup.experiment, self._clock
