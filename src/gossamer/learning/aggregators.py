@@ -112,9 +112,7 @@ class Aggregator(Component):
         return self._filled(fresh, self.aggregate(own, vectors, weights, share), own)
 
     def _filled(self, fresh: Fresh, result: Tensor, own: Tensor) -> Tensor:
-        if result.shape != own.shape:
-            problem = f"{self.name_of()} returns a tensor of shape {tuple(result.shape)}"
-            raise ValueError(f"aggregator: {problem}; accepted: {tuple(own.shape)}, as the node's own")
+        check_shape(self, result, own)
         return fresh(len(own)).copy_(result)
 
     def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
@@ -127,6 +125,13 @@ class Aggregator(Component):
             return [self._whole(inbox[rank], own, rank) for rank in ranks]
         halves = [[self._whole(half(inbox[k], h), own[h], k) for k in ranks] for h in range(2)]
         return [Model(*pair).flatten() for pair in zip(*halves, strict=True)]
+
+
+def check_shape(aggregator: Aggregator, result: Tensor, own: Tensor) -> None:
+    """ValueError for a result that has another shape than the node's own vector."""
+    if result.shape != own.shape:
+        problem = f"{aggregator.name_of()} returns a tensor of shape {tuple(result.shape)}"
+        raise ValueError(f"aggregator: {problem}; accepted: {tuple(own.shape)}, as the node's own")
 
 
 def own_share(step: Mix) -> float:

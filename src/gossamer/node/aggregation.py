@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from gossamer.learning.aggregators import Aggregation, Aggregator, own_share
+from gossamer.learning.aggregators import Aggregation, Aggregator, check_shape, own_share
 from gossamer.learning.mixing import Mix
 from gossamer.messages.tags import Model, Payload
 from gossamer.randomness import draws_of
@@ -60,9 +60,7 @@ async def aggregated(
     vectors = aggregator.received(own, inbox)
     flat = own.flatten() if isinstance(own, Model) else own
     result = await aggregator.aggregate_with(NodeAggregation(node, step), flat, vectors)
-    if result.shape != flat.shape:
-        problem = f"{aggregator.name_of()} returns a tensor of shape {tuple(result.shape)}"
-        raise ValueError(f"aggregator: {problem}; accepted: {tuple(flat.shape)}, as the node's own")
+    check_shape(aggregator, result, flat)
     return own.unflatten(result) if isinstance(own, Model) else result
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
 from gossamer.layers import CodedNode
-from gossamer.learning.aggregators import Aggregation, Aggregator, own_share
+from gossamer.learning.aggregators import Aggregation, Aggregator, check_shape, own_share
 from gossamer.learning.guard import refusing
 from gossamer.learning.mixing import Mix
 from gossamer.learning.parameters import generators_restored
@@ -149,7 +149,7 @@ def _try_aggregator(setup: Setup, model: Model) -> None:
     field = f"aggregator: {aggregator.name_of()}"
     with refusing(field, f"an aggregator that takes {models}, or more neighbours"):
         if aggregator.informed:
-            mixed = _without_waiting(aggregator, step)
+            mixed = _without_waiting(aggregator, step, setup.experiment.stop.rounds)
         else:
             mixed = _whole(aggregator.mix(step, model.parameters.new_empty))
     if not all(map(torch.equal, before, map(_whole, (own, *others)))):
@@ -163,8 +163,8 @@ def _try_aggregator(setup: Setup, model: Model) -> None:
 class _Alone(Aggregation):
     """An aggregation that nothing else is known of. Losses are 1, at once."""
 
-    def __init__(self, step: Mix) -> None:
-        self.rank, self.round, self.rounds, self.memory = 0, 0, None, {}
+    def __init__(self, step: Mix, rounds: int | None) -> None:
+        self.rank, self.round, self.rounds, self.memory = 0, 0, rounds, {}
         self.ranks = tuple(sorted(step.inbox))
         self.weights = tuple(float(step.weights[rank]) for rank in self.ranks)
         self.self_weight = own_share(step)
@@ -176,13 +176,15 @@ class _Alone(Aggregation):
         return 1.0
 
 
-def _without_waiting(aggregator: Aggregator, step: Mix) -> Tensor:
+def _without_waiting(aggregator: Aggregator, step: Mix, rounds: int | None) -> Tensor:
     own = _whole(step.own)
-    running = aggregator.aggregate_with(_Alone(step), own, aggregator.received(step.own, step.inbox))
+    running = aggregator.aggregate_with(_Alone(step, rounds), own, aggregator.received(step.own, step.inbox))
     try:
         running.send(None)
     except StopIteration as end:
-        return own.new_empty(len(own)).copy_(end.value)
+        mixed: Tensor = end.value
+        check_shape(aggregator, mixed, own)
+        return mixed
     running.close()
     raise ValueError("aggregate_with waits for something else than aggregation.loss")
 
