@@ -329,6 +329,7 @@ class Experiment(Section):
     optimizer: Annotated[Any, ComponentField("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
+    gradient: Annotated[Any, ComponentField("gradient")] = Field(default="mean", validate_default=True)
     batch_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | Literal["full"] = 16
     initial: Literal["common", "independent"] | WarmStart = "common"
     compute: Annotated[Any, ComponentField("compute")] = Field(default="constant", validate_default=True)

@@ -27,6 +27,7 @@ from gossamer import numerics
 from gossamer.errors import BadInput, cause
 from gossamer.learning.computation import trainer_of
 from gossamer.learning.evaluate import telling
+from gossamer.learning.gradient import Gradient
 from gossamer.learning.guard import fitting, refusing
 from gossamer.learning.many import batching_obstacle
 from gossamer.learning.optimizer import Optimizer, State
@@ -83,6 +84,7 @@ def failure_of(
     name: str,
     task: Task,
     optimizer: Optimizer,
+    rule: Gradient,
     layout: Layout,
     device: str,
     batch: int,
@@ -103,7 +105,7 @@ def failure_of(
         generators_restored(device),
         drawing_from(key, device),
     ):
-        given = _Given(task, optimizer, layout, device, count, seed, smallest)
+        given = _Given(task, optimizer, rule, layout, device, count, seed, smallest)
         try:
             proof = _tried_plainly(given)
         except BadInput:
@@ -119,6 +121,7 @@ class _Given(NamedTuple):
 
     task: Task
     optimizer: Optimizer
+    rule: Gradient
     layout: Layout
     device: str
     batch: int  # samples in a batch of the three nodes
@@ -138,7 +141,7 @@ class _Proof:
 
     def __init__(self, given: _Given) -> None:
         self._given = given
-        task, optimizer, layout, device, batch, seed, smallest = given
+        task, optimizer, rule, layout, device, batch, seed, smallest = given
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
@@ -152,7 +155,9 @@ class _Proof:
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
         self._batches = torch.arange(NODES * size).view(NODES, size)
         self._optimizer, self._rows = optimizer, Rows(layout.size, device)
-        self._plain = SequentialTrainer(_guarded(self._task), optimizer, self._rows, cuda_graphs=False)
+        self._plain = SequentialTrainer(
+            _guarded(self._task), optimizer, self._rows, rule=rule, cuda_graphs=False
+        )
         self._plain.draws = True  # so that a step begins with the seed of its job
         # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
         self._exact = device == "cpu" and numerics.mode() != "off"

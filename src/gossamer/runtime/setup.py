@@ -26,6 +26,7 @@ from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.layers import layers_of
 from gossamer.learning import Mean
 from gossamer.learning.batches import BatchStream
+from gossamer.learning.gradient import MeanGradient
 from gossamer.learning.guard import refusing
 from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, with_maker
@@ -166,8 +167,17 @@ def _settled_trainer(
     engine, batch, seed = experiment.engine, experiment.batch_size, experiment.seed
     size = max(task.samples // experiment.nodes if batch == "full" else batch, 1)
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
-    tried = partial(failure_of, task=task, optimizer=experiment.optimizer, layout=layout, device=device)
+    rule = experiment.gradient
+    tried = partial(
+        failure_of, task=task, optimizer=experiment.optimizer, rule=rule, layout=layout, device=device
+    )
     tried = partial(tried, batch=size, seed=seed, smallest=_smallest_batch(experiment, parts))
+    if type(rule) is not MeanGradient:
+        if engine.trainer not in ("auto", SequentialTrainer.name):
+            problem = f"{engine.trainer!r} with the gradient {rule.name_of()}"
+            raise BadInput(f"engine.trainer: {problem}; accepted: auto, sequential")
+        tried(SequentialTrainer.name)
+        return SequentialTrainer.name, f"the gradient {rule.name_of()}"
     try:
         with refusing("task.model"):
             name, note = choose_trainer(engine.trainer, task, device, size, experiment.nodes, batches)

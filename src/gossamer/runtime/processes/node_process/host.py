@@ -112,7 +112,9 @@ class ComputeResources:
         experiment = setup.experiment
         self._setup = setup
         self.rows = Rows(setup.layout.size)
-        self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, self.rows)
+        self.trainer = trainer_of(setup.trainer)(
+            setup.task, experiment.optimizer, self.rows, rule=experiment.gradient
+        )
         samples = experiment.evaluation.samples
         self.evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
         self._freed_bytes: int | None = None  # memory that a step allocated and freed
