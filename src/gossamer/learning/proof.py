@@ -192,7 +192,15 @@ class _Proof:
         job = self._job(node)
         parameters, state = job.start.parameters.clone(), _copied(job.state)
         seed_generators(node, self._rows.device)
-        self._optimizer.step(parameters, torch.ones_like(parameters), state, lr)
+        layout, seed = self._given.layout, self._given.seed
+        self._optimizer.step(
+            parameters,
+            torch.ones_like(parameters),
+            state,
+            lr,
+            layout,
+            lambda: generator(seed, "proof/optimizer"),
+        )
         return [parameters, *_values(state)]
 
     def take_plain_steps(self) -> None:
@@ -311,6 +319,8 @@ class _Proof:
         """What another trainer does differently."""
         if name == BatchedTrainer.name and (problem := batching_obstacle(self._plain.module)):
             return f"can't {problem}"
+        if name == BatchedTrainer.name and "rng" in self._optimizer.asks:
+            return f"can't give each node a generator in one update of optimizer {self._optimizer.name_of()}"
         jobs = [self._job(node) for node in range(NODES)]
         probes = [GradientJob(job.start, job.batches[0], job.seed) for job in jobs]
         expected, gradients = self._plain.train(jobs), self._plain.gradient(probes)

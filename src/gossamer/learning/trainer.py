@@ -154,8 +154,16 @@ class Trainer(ABC):
     def _apply(self, job: ApplyJob) -> TrainResult:
         parameters = self.rows.fresh().copy_(job.start.parameters)
         state = {name: value.clone() for name, value in job.state.items()}
-        self.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
+        self._optimize(parameters, job.gradient.clone(), state, job.lr, job.seed, 0)
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
+
+    def _optimize(
+        self, parameters: Tensor, gradient: Tensor, state: State, lr: float, seed: int, number: int
+    ) -> None:
+        """Take one step of the optimizer at a node: step ``number`` of a job with this seed."""
+        self.optimizer.step(
+            parameters, gradient, state, lr, self.layout, lambda: generator(seed, "optimizer", SHARED, number)
+        )
 
     def _seeded(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
         """Run jobs on all workers or, if they draw random numbers, one at a time and from their seeds (again, when this
@@ -256,7 +264,7 @@ class SequentialTrainer(Trainer):
         for number, batch in enumerate(job.batches):
             loss, gradient = self._step(module, batch, job.seed, number)
             losses += loss  # now, since it may be a view of memory that the step overwrites
-            self.optimizer.step(flat.parameters, gradient, state, job.lr)
+            self._optimize(flat.parameters, gradient, state, job.lr, job.seed, number)
         buffers = flat.buffers() if self.layout.buffers else job.start.buffers
         model = Model(self.rows.fresh().copy_(flat.parameters), buffers)
         return model, state, torch.stack([losses, flat.parameters.sum()])
@@ -317,7 +325,7 @@ class BatchedTrainer(Trainer):
             inputs = self._inputs(batches, seeds, number)
             loss, buffers, gradients = gradients_of(parameters, buffers, *inputs)
             losses += loss
-            self.optimizer.step(parameters, gradients, state, jobs[0].lr)
+            self.optimizer.step(parameters, gradients, state, jobs[0].lr, self.layout)
         models = self._apart(parameters)
         # Without buffers, all nodes share the empty vector.
         by_node = self._apart(buffers) if buffers.shape[1] else [job.start.buffers for job in jobs]

@@ -97,7 +97,9 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         parts[rank] = part
     parts, personal = experiment.partition.held_out(parts, seed)
     samples = [len(part) for part in parts]
-    topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
+    topology = TopologySchedule(experiment.topology, nodes, seed, samples)
+    counted = label_counts(task, parts) if "label_counts" in topology.asked else None
+    topology.give(samples=tuple(samples), label_counts=counted)
     topology.check()
 
     def other_task(component: Component) -> Task:
@@ -108,7 +110,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     first_graph = partial(_first_graph, topology)
     task, parts, poisoned_ranks = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
     if (remaining := [len(part) for part in parts]) != samples:
-        topology = TopologySchedule(experiment.topology, nodes, seed, samples=remaining)
+        topology = TopologySchedule(experiment.topology, nodes, seed, remaining)
+        topology.give(samples=tuple(samples), label_counts=counted)
         topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
         named = _algorithms_with("tolerates_sampling")
