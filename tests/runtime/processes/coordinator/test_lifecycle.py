@@ -1,17 +1,25 @@
-"""The decisions about a run of real processes, without the processes: events in, commands out."""
+"""The decisions about a run of real processes, without the processes: events in, decisions out."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from gossamer import Experiment, RunFailed
+from gossamer import Experiment
 from gossamer.messages.tags import Traffic
 from gossamer.runtime.processes.coordinator import lifecycle
-from gossamer.runtime.processes.coordinator.lifecycle import EndOfRun, Lifecycle
+from gossamer.runtime.processes.coordinator.lifecycle import (
+    Decision,
+    End,
+    Fail,
+    Lifecycle,
+    RecordEvent,
+    Rejoin,
+    Show,
+    Without,
+)
 from gossamer.runtime.processes.protocol import (
     Addresses,
     Command,
@@ -40,37 +48,8 @@ DETECTION_S = 4.0
 READY, LAST = Ready("127.0.0.1", 1), FinalModel(1, bytearray(), None)
 
 
-class Record(NamedTuple):
-    rank: int | None
-    event: str
-    text: str
-    show: bool
-
-
-class Without(NamedTuple):
-    rank: int
-    keep: bool
-    gone: bool = True
-
-
-class Rejoin(NamedTuple):
-    rank: int
-    first: int
-    together: list[tuple[int, int]]
-    start_from: str | None
-
-
-class Say(NamedTuple):
-    text: str
-
-
-class End(NamedTuple):
-    reason: str
-    failed: bool = False
-
-
 class Scene:
-    """A run whose nodes and clock the test plays, and the commands that it gives."""
+    """A run whose nodes and clock the test plays, and the decisions about it."""
 
     def __init__(self, nodes: int = 2, *, room: bool = True, **changes: Any) -> None:
         settings = {
@@ -86,80 +65,61 @@ class Scene:
         }
         self.room = room
         self.now = 100.0
-        self.commands: list[Any] = []
-        setup = prepare(Experiment.of(settings))
-        self.lifecycle = Lifecycle(setup, self, lambda rank: self.room)
-        self.lifecycle.start(self.now)
+        self.decisions: list[Decision] = []
+        self.lifecycle = Lifecycle(prepare(Experiment.of(settings)))
+        self._new(self.lifecycle.start(self.now))
 
-    def do(self, command: Any) -> None:
-        if not (isinstance(command, Tell) and isinstance(command.message, Addresses)):
-            self.commands.append(command)
-
-    def without(self, rank: int, *, keep: bool, gone: bool = True) -> None:
-        self.do(Without(rank, keep, gone))
-
-    def rejoin(self, *arguments: Any) -> None:
-        self.do(Rejoin(*arguments))
-
-    def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
-        self.do(Record(rank, event, text, show))
-
-    def show(self, text: str) -> None:
-        self.do(Say(text))
-
-    def _new(self, call: Callable[..., object], *arguments: Any) -> list[Any]:
-        """The commands that a call gives."""
-        before = len(self.commands)
-        try:
-            call(*arguments)
-        except EndOfRun as over:
-            self.do(End(str(over)))
-        except RunFailed as error:
-            self.do(End(str(error), failed=True))
-        return self.commands[before:]
+    def _new(self, decisions: list[Decision]) -> list[Decision]:
+        """Note new decisions, and give them without addresses."""
+        new = [item for item in decisions if not isinstance(getattr(item, "message", None), Addresses)]
+        self.decisions += new
+        return new
 
     def begin(self) -> Scene:
         for rank in sorted(self.lifecycle.alive):
             self.take(rank, READY)
         assert self.lifecycle.up
-        self.lifecycle.begin(self.now)
+        self._new(self.lifecycle.begin(self.now))
         return self
 
-    def take(self, rank: int, message: FromProcess) -> list[Any]:
-        return self._new(self.lifecycle.take, rank, message, self.now)
+    def take(self, rank: int, message: FromProcess) -> list[Decision]:
+        return self._new(self.lifecycle.take(rank, message, self.now))
 
-    def finish(self, reason: str, checkpoint: int | None) -> list[Any]:
-        return self._new(self.lifecycle.finish, reason, checkpoint, self.now)
+    def finish(self, reason: str, checkpoint: int | None) -> list[Decision]:
+        return self._new(self.lifecycle.finish(reason, checkpoint, self.now))
 
-    def give_up(self) -> list[Any]:
-        return self._new(self.lifecycle.give_up)
+    def give_up(self) -> list[Decision]:
+        return self._new(self.lifecycle.give_up())
 
-    def pass_time(self, seconds: float) -> list[Any]:
-        commands: list[Any] = []
+    def pass_time(self, seconds: float) -> list[Decision]:
+        before = len(self.decisions)
         for _ in range(round(2 * seconds)):
             self.now += 0.5
-            commands += self._new(self.lifecycle.run_due, self.now)
-        return commands
+            self._new(self.lifecycle.run_due(self.now))
+            for rank in self.lifecycle.to_restart if self.room else ():
+                self._new(self.lifecycle.restart(rank, self.now))
+        return self.decisions[before:]
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [command for command in self.commands if type(command) is kind]
+        return [decision for decision in self.decisions if type(decision) is kind]
 
     def events(self) -> list[tuple[int | None, str]]:
-        return [(record.rank, record.event) for record in self.of(Record)]
+        return [(record.rank, record.event) for record in self.of(RecordEvent)]
 
     def shown(self) -> list[str]:
-        return [say.text for say in self.of(Say)]
+        return [show.text for show in self.of(Show)]
 
     def failure(self) -> str | None:
-        return next((end.reason for end in self.of(End) if end.failed), None)
+        """The first failure; nothing after it counts."""
+        return next((str(fail.error) for fail in self.of(Fail)), None)
 
 
 def test_run_starts_and_ends_when_all_rounds_are_done() -> None:
     scene = Scene(3)
-    assert scene.commands == [Fork(rank, 0, []) for rank in range(3)]
+    assert scene.decisions == [Fork(rank, 0, []) for rank in range(3)]
     assert not scene.lifecycle.up
     scene.begin()
-    assert scene.commands[3:] == [Tell(rank, Go(scene.now)) for rank in range(3)]
+    assert scene.decisions[3:] == [Tell(rank, Go(scene.now)) for rank in range(3)]
     for rank in range(3):
         assert scene.pass_time(1.0) == []
         assert scene.take(rank, Done(1)) == []
@@ -187,8 +147,8 @@ def test_node_that_does_not_end_is_killed() -> None:
     assert not scene.lifecycle.over(scene.now)
     scene.now += 0.1
     assert scene.lifecycle.over(scene.now)
-    commands = scene.give_up()
-    assert Signal(1, signal.SIGKILL) in commands
+    decisions = scene.give_up()
+    assert Signal(1, signal.SIGKILL) in decisions
 
 
 def test_nodes_that_are_not_up_in_time_are_named() -> None:
@@ -209,12 +169,12 @@ def test_requested_end_takes_effect_at_the_next_poll(reason: str) -> None:
 def test_other_nodes_are_told_of_a_death() -> None:
     scene = Scene(3).begin()
     scene.take(1, Progress(7, 0.0, Traffic()))
-    commands = scene.take(1, Exited("killed by SIGKILL"))
+    decisions = scene.take(1, Exited("killed by SIGKILL"))
     text = "node 1 died in round 7: killed by SIGKILL"
-    assert [command for command in commands if type(command) is Tell] == [
+    assert [decision for decision in decisions if type(decision) is Tell] == [
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
-    assert Without(1, keep=False) in commands
+    assert Without(1, keep=False) in decisions
     assert scene.lifecycle.awaited() == [0, 2]
     scene.take(0, Exited("exit code 1"))
     scene.take(2, Exited("exit code 1"))
@@ -245,12 +205,12 @@ def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     assert scene.pass_time(1.0) == []
     scene.room = True
     assert scene.pass_time(0.5) == [Fork(1, 1, [])]
-    commands = scene.take(1, READY)
-    assert commands == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
+    decisions = scene.take(1, READY)
+    assert decisions == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
     assert scene.take(0, CurrentRound(1, 9)) == scene.take(2, CurrentRound(1, 9)) == []
-    commands = scene.take(3, CurrentRound(1, 12))
-    assert commands[:3] == [Tell(rank, Meet([(1, since)])) for rank, since in ((0, 10), (2, 10), (3, 13))]
-    assert commands[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
+    decisions = scene.take(3, CurrentRound(1, 12))
+    assert decisions[:3] == [Tell(rank, Meet([(1, since)])) for rank, since in ((0, 10), (2, 10), (3, 13))]
+    assert decisions[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
     assert scene.events()[-1] == (1, "returned")
     assert scene.lifecycle.awaited() == [0, 1, 2, 3]
     scene.take(1, Exited("killed by SIGKILL"))
@@ -286,7 +246,7 @@ def test_restarted_node_that_is_never_ready_has_crashed() -> None:
         for rank in (0, 2):
             scene.take(rank, Progress(0, 0.0, Traffic()))
     assert scene.events() == [(1, "lost")] * 2
-    assert "it was not up within 120 s (engine.start_timeout_s)" in scene.of(Record)[-1].text
+    assert "it was not up within 120 s (engine.start_timeout_s)" in scene.of(RecordEvent)[-1].text
 
 
 def test_node_that_keeps_others_from_returning_has_crashed() -> None:
@@ -386,9 +346,9 @@ def test_returning_node_hears_of_peers_lost_meanwhile() -> None:
     scene.pass_time(0.5)
     scene.take(1, READY)
     scene.take(0, CurrentRound(1, 3))
-    commands = scene.take(2, Exited("killed by SIGKILL"))
-    assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
-    assert any(type(command) is Rejoin for command in commands)
+    decisions = scene.take(2, Exited("killed by SIGKILL"))
+    assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in decisions
+    assert any(type(decision) is Rejoin for decision in decisions)
 
 
 def test_run_whose_last_nodes_leave_is_not_done() -> None:
@@ -402,9 +362,8 @@ def test_run_whose_last_nodes_leave_is_not_done() -> None:
         scene.take(rank, FinalModel(2, bytearray(), None))
         scene.take(rank, Exited("exit code 0"))
     scene.pass_time(0.5)
-    assert scene.of(End) == [
-        End("no node is left: node 0 left after round 2; node 1 left after round 2", failed=True)
-    ]
+    assert scene.of(End) == []
+    assert scene.failure() == "no node is left: node 0 left after round 2; node 1 left after round 2"
 
 
 def test_failed_restart_is_recorded() -> None:
