@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+from functools import cache
 from typing import Any
 
 import pytest
@@ -42,10 +44,16 @@ from gossamer.runtime.processes.protocol import (
     Unreachable,
     Violation,
 )
-from gossamer.runtime.setup import prepare
+from gossamer.runtime.setup import Setup, prepare
 
 DETECTION_S = 4.0
 READY, LAST = Ready("127.0.0.1", 1), FinalModel(1, bytearray(), None)
+
+
+@cache
+def prepared(settings: str) -> Setup:
+    """Many scenes are of the same experiment."""
+    return prepare(Experiment.of(json.loads(settings)))
 
 
 class Scene:
@@ -66,7 +74,7 @@ class Scene:
         self.room = room
         self.now = 100.0
         self.decisions: list[Decision] = []
-        self.lifecycle = Lifecycle(prepare(Experiment.of(settings)))
+        self.lifecycle = Lifecycle(prepared(json.dumps(settings)))
         self._new(self.lifecycle.start(self.now))
 
     def _new(self, decisions: list[Decision]) -> list[Decision]:
@@ -131,6 +139,62 @@ def test_run_starts_and_ends_when_all_rounds_are_done() -> None:
         scene.take(rank, Exited("exit code 0"))
     assert scene.lifecycle.over(scene.now)
     assert scene.give_up() == []
+
+
+DEAD, OUT_OF_REACH = "node 1 died in round 0: killed by SIGKILL", "node 0 can't reach node 2: timed out"
+
+
+@pytest.mark.parametrize(
+    ("rank", "message", "decisions"),
+    [
+        (1, Progress(7, 0.0, Traffic()), []),
+        (1, Done(7), []),
+        (1, CurrentRound(2, 7), []),
+        (
+            1,
+            Exited("killed by SIGKILL"),
+            [
+                RecordEvent(1, "lost", DEAD, show=False),
+                Show(DEAD),
+                *(Tell(rank, Lost(1, DEAD, 0)) for rank in (0, 2)),
+                Without(1, keep=False),
+            ],
+        ),
+        (
+            0,
+            Unreachable(2, "timed out"),
+            [
+                RecordEvent(0, "unreachable", OUT_OF_REACH),
+                *(Tell(rank, Lost(2, OUT_OF_REACH)) for rank in (0, 1)),
+                Without(2, keep=True, gone=False),
+            ],
+        ),
+    ],
+)
+def test_message_leads_to_these_decisions(rank: int, message: FromProcess, decisions: list[Decision]) -> None:
+    assert Scene(3).begin().take(rank, message) == decisions
+
+
+@pytest.mark.parametrize(
+    ("fault", "decisions"),
+    [
+        ({"name": "crash", "nodes": [1]}, [Signal(1, signal.SIGKILL)]),
+        ({"name": "leave", "nodes": [1]}, [Tell(1, Command("leave"))]),
+        (
+            {"name": "freeze", "nodes": [1], "for_s": 1.0},
+            [
+                Signal(1, signal.SIGSTOP),
+                RecordEvent(1, "frozen", "node 1 is frozen"),
+                Signal(1, signal.SIGCONT),
+                RecordEvent(1, "thawed", "node 1 continues"),
+            ],
+        ),
+    ],
+)
+def test_fault_leads_to_these_decisions(fault: dict[str, Any], decisions: list[Decision]) -> None:
+    scene = Scene(3, faults=[{**fault, "at_s": 1.0}]).begin()
+    assert scene.pass_time(0.5) == []
+    assert scene.pass_time(2.0) == decisions
 
 
 def test_second_ready_message_changes_nothing() -> None:
@@ -216,6 +280,16 @@ def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(5.0)
     assert len(scene.of(Fork)) == 5  # restart_limit
+
+
+def test_nodes_restart_as_there_is_room() -> None:
+    scene = Scene(4, room=False, **RESTARTED).begin()
+    for rank in (1, 2):
+        scene.take(rank, Exited("killed by SIGKILL"))
+    scene.pass_time(1.0)
+    assert scene.lifecycle.to_restart == [1, 2]
+    assert scene.lifecycle.restart(2, scene.now) == [Fork(2, 1, [])]
+    assert scene.lifecycle.to_restart == [1]
 
 
 def test_silent_node_has_crashed() -> None:
