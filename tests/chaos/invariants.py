@@ -96,6 +96,8 @@ def rows_once_and_in_order(schedule: Schedule, run: Record) -> Iterator[str]:
             after = row["round"] - before["round"]
             if after < 1 or (after > 1 and f"{row['round'] - 1} on" not in returns):
                 yield f"node {rank} goes from round {before['round']} to {row['round']} at {row['time_s']:.3f} s"
+        if last and (furthest := max((row["round"] for row in run.rows[rank]), default=0)) > last:
+            yield f"node {rank} has a row of round {furthest} of {last}"
         undisturbed = {kind for _, kind, _ in events} <= {"slowed", "full-speed", "slow"}
         if undisturbed and run.status == "done" and last and rows[-1:] and rows[-1]["round"] != last:
             yield f"node {rank} ends after round {rows[-1]['round']} of {last}"

@@ -282,6 +282,17 @@ def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     assert len(scene.of(Fork)) == 5  # restart_limit
 
 
+def test_node_whose_rounds_are_over_begins_no_other() -> None:
+    scene = Scene(3, **RESTARTED).begin()
+    scene.take(1, Done(100))
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(0.5)
+    scene.take(1, READY)
+    for rank in (0, 2):
+        scene.take(rank, CurrentRound(1, 40))
+    assert scene.of(Rejoin) == [Rejoin(1, 100, [(0, 100), (2, 100)], "checkpoint")]
+
+
 def test_nodes_restart_as_there_is_room() -> None:
     scene = Scene(4, room=False, **RESTARTED).begin()
     for rank in (1, 2):

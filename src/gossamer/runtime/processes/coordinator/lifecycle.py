@@ -21,7 +21,7 @@ from typing import Any
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
-from gossamer.node.rejoin import rejoin_round
+from gossamer.node.rejoin import earliest_round, rejoin_round
 from gossamer.results.formatting import some
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
@@ -568,7 +568,8 @@ class Lifecycle:
 
     def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
         round = rounds.pop(node.rank, node.round)
-        earliest = round + 1 if node.met or (self._gathers and node.incarnation) else round
+        again = node.met or (self._gathers and node.incarnation > 0)
+        earliest = earliest_round(round, self._experiment.stop.rounds, again=again)
         first, together = (
             rejoin_round(rounds, earliest) if self._gathers else (earliest, dict.fromkeys(sorted(rounds), 0))
         )
