@@ -6,6 +6,14 @@ from collections import Counter
 from collections.abc import Mapping
 
 
+def earliest_round(completed: int, last: int | None, *, again: bool) -> int:
+    """The earliest round in which a node can take part after it has completed some. If it takes part ``again``, it
+    does not repeat the round in which it went away, because others may have its messages of that round. ``last`` is the
+    number of rounds of the run, if that is fixed: a node whose rounds are over does not begin another one."""
+    earliest = completed + again
+    return earliest if last is None else min(earliest, last)
+
+
 def first_round(in_round: Mapping[int, int], minimum: int) -> int:
     """The higher median of the nodes' rounds, given the number of nodes in each round, but at least
     ``minimum``."""
