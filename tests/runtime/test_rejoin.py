@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper
+from gossamer.layers import layers_of
 from gossamer.layers.newcomer import run_newcomer
 from gossamer.messages.tags import PrivateTag
 from gossamer.results.observer import Observer
@@ -49,8 +51,9 @@ def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Out
             **settings,
         }
     )
-    setup = prepare(experiment)
-    setup.faults.asks_neighbors = True  # as with a fault by which nodes join later
+    # As with a fault by which nodes join later.
+    layers = layers_of(experiment, sampled=False, asks_neighbors=True)
+    setup = replace(prepare(experiment), layers=layers)
     with (
         Segment(folder / "metrics") as metrics,
         Segment(folder / "graphs") as graphs,
