@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gossamer.messages.tags import Model as Model
     from gossamer.messages.tags import Part as Part
     from gossamer.node import Inbox as Inbox
+    from gossamer.node import Measure as Measure
+    from gossamer.node import Measurement as Measurement
     from gossamer.node import Middleware as Middleware
     from gossamer.node import Node as Node
     from gossamer.node import NodeProxy as NodeProxy
@@ -49,7 +51,16 @@ _NAMES = {
     "gossamer.config": ("Experiment",),
     "gossamer.errors": ("BadInput", "Deadlock", "GossamerError", "RunFailed"),
     "gossamer.messages.tags": ("Message", "Model", "Part"),
-    "gossamer.node": ("Inbox", "Middleware", "Node", "NodeProxy", "NodeWrapper", "PeerLost"),
+    "gossamer.node": (
+        "Inbox",
+        "Measure",
+        "Measurement",
+        "Middleware",
+        "Node",
+        "NodeProxy",
+        "NodeWrapper",
+        "PeerLost",
+    ),
     "gossamer.results.observer": ("Observer",),
     "gossamer.results.run": ("Run", "load_run", "load_runs"),
     "gossamer.results.trackers": ("Tracker",),

@@ -339,6 +339,7 @@ class Experiment(Section):
     secure_aggregation: SecureAggregation | None = None
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
+    measures: Annotated[tuple[Any, ...], ComponentField("measure", "measures", many=True)] = ()
     stop: Stop
     checkpoint: Checkpoints = Checkpoints()
     trackers: Annotated[tuple[Any, ...], ComponentField("tracker", "trackers", many=True)] = ()

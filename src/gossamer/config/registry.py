@@ -39,6 +39,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "compute": ("gossamer.network", "ComputeProfile"),
     "fault": ("gossamer.faults", "Fault"),
     "gradient": ("gossamer.learning", "Gradient"),
+    "measure": ("gossamer.node", "Measure"),
     "middleware": ("gossamer.node", "Middleware"),
     "model": ("gossamer.tasks", ""),
     "network": ("gossamer.network", "Network"),

@@ -1,8 +1,8 @@
 """What gossamer itself puts around a node, and the one order of everything that acts there.
 
-From the algorithm to the engine: the middlewares of the experiment, in the order of its file; the models for newcomers; the
-peer sampler; the codec, or the masks of secure aggregation; the wrappers of messages on the wire. What comes in passes in
-reverse."""
+From the algorithm to the engine: the middlewares of the experiment, in the order of its file; the messages that measures
+see; the models for newcomers; the peer sampler; the codec, or the masks of secure aggregation; the wrappers of messages on
+the wire. What comes in passes in reverse."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.layers.coded import CodedNode
 from gossamer.layers.masked import MaskedNode
+from gossamer.layers.measured import MeasuredNode
 from gossamer.layers.newcomer import WelcomingNode
 from gossamer.layers.sampled import SampledNode
 from gossamer.layers.wire import WireNode
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gossamer.config import Experiment
     from gossamer.node import Node
 
-__all__ = ["CodedNode", "MaskedNode", "SampledNode", "WelcomingNode", "WireNode", "layers_of"]
+__all__ = ["CodedNode", "MaskedNode", "MeasuredNode", "SampledNode", "WelcomingNode", "WireNode", "layers_of"]
 
 
 def layers_of(experiment: Experiment, *, sampled: bool, asks_neighbors: bool) -> list[Callable[[Node], Node]]:
@@ -35,6 +36,8 @@ def layers_of(experiment: Experiment, *, sampled: bool, asks_neighbors: bool) ->
         partial(wrapped, middleware=middleware, place=f"{middleware.name_of()}.{k}")
         for k, middleware in enumerate(experiment.middleware)
     ]
+    if experiment.measures:
+        layers.append(MeasuredNode)
     if asks_neighbors:
         layers.append(WelcomingNode)
     if sampled:

@@ -263,7 +263,7 @@ class Layer(Node):
     def store(self, v: Float[Tensor, " params"]) -> Float[Tensor, " params"]:
         return self.node.store(v)
 
-    def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
+    def record(self, **values: Any) -> None:
         self.node.record(**values)
 
     async def end_round(self, r: int) -> None:

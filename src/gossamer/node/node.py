@@ -570,7 +570,7 @@ class Node:
         self._check_vector(v, "store", self._setup.layout.size)
         return self._host.store(v)
 
-    def record(self, **values: float | int | str | bool | np.generic | Tensor) -> None:
+    def record(self, **values: Any) -> None:
         """Put values into columns of the node's next recorded row. TypeError for a value that can't be
         recorded, ValueError for a name that is no identifier, or that of a column that every row has, or that begins with an
         evaluation set's name and ``_``, as the columns of its metrics do."""

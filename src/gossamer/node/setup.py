@@ -21,7 +21,7 @@ from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.measures import Measures
 from gossamer.learning.optimizer import Optimizer
-from gossamer.learning.parameters import Layout, initial_model
+from gossamer.learning.parameters import FlatModule, Layout, bare_module, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
 from gossamer.node.expectations import Form
@@ -131,6 +131,11 @@ class Setup:
         if not_known := self.fingerprint["unknown"]:
             notes.append(f"not fingerprinted: {listed(not_known)}; gossamer does not notice if it changes")
         return notes
+
+    @cached_property
+    def measuring(self) -> FlatModule:
+        """The module with which measures compute outputs."""
+        return FlatModule(bare_module(self.task.model).eval())
 
     @cached_property
     def set_prefixes(self) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import polars as pl
 import torch
 
+from gossamer.layers import MeasuredNode
 from gossamer.messages.tags import Model, Traffic
-from gossamer.node import NodeRuntime
+from gossamer.node import Measurement, NodeRuntime
 from gossamer.node.shown import CompleteModel, shown_in
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.recorder import MOMENTS, average, consensus_distance
@@ -22,6 +23,7 @@ from gossamer.results.recorder import NETWORK as NETWORK
 from gossamer.results.segment import Segment
 from gossamer.results.steps import NodeMean
 from gossamer.results.tidy import at_level
+from gossamer.runtime.outcome import describe_failure
 from gossamer.runtime.setup import Setup
 
 MAX_PENDING = 16  # evaluations that wait for the slowest node, with the others' snapshots
@@ -165,6 +167,7 @@ def node_row(
     """One node's row, which shows a model at ``time_s``. Takes, and clears, the losses, message ages and recorded
     values since the last row."""
     node.look_for_divergence()
+    _measure(node, shown)
     losses, columns = node.own.losses, node.columns
     node.own.losses, node.columns = [], {}
     staleness, largest = node.mailbox.take_ages()
@@ -184,6 +187,17 @@ def node_row(
         **shares,
         **columns,
     }
+
+
+def _measure(node: NodeRuntime, shown: CompleteModel) -> None:
+    """Put what the experiment's measures return into the node's next row. RunFailed if one of them raises an error."""
+    for k, measure in enumerate(node.setup.experiment.measures):
+        taken = node.layer(MeasuredNode).taken
+        try:
+            values = measure.measure(Measurement(node, shown, taken, f"measures.{k}"))
+            node.node.record(**values)
+        except Exception as error:
+            raise describe_failure(error, node.rank, shown.round) from error
 
 
 # --- rows of all nodes together

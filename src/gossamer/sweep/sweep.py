@@ -361,7 +361,7 @@ def _planned(
     return planned
 
 
-_LATER_FIELDS = (("evaluation", "of"), ("middleware",), ("gradient",))
+_LATER_FIELDS = (("evaluation", "of"), ("middleware",), ("gradient",), ("measures",))
 """Fields that did not exist when the first sweeps ran. At their defaults they stay out of the key, so that the
 finished runs of a sweep are not done again."""
 
