@@ -84,7 +84,7 @@ def test_every_block_is_run_or_listed() -> None:
     assert Counter((block.page, block.language) for block in others) == NOT_RUN
 
 
-MODULES = ("mine", "mine_codec", "mine_optimizer", "asking", "shapes")
+MODULES = ("mine", "mine_attack", "mine_codec", "mine_optimizer", "mine_private", "asking", "shapes")
 
 
 @pytest.fixture
@@ -94,6 +94,8 @@ def examples(tmp_path: Path) -> Iterator[None]:
         sys.modules.pop(name, None)
     (tmp_path / "mine.py").write_text(example("class PushGossip") + "\n\n" + example("def circles"))
     (tmp_path / "mine_codec.py").write_text(example("class Signs"))
+    (tmp_path / "mine_attack.py").write_text(example("class SignFlip"))
+    (tmp_path / "mine_private.py").write_text(example("class Private"))
     (tmp_path / "mine_optimizer.py").write_text(example("class MatricesDecay"))
     (tmp_path / "shapes.py").write_text(example("class Shapes"))
     (tmp_path / "asking.py").write_text(example("class Ask"))
