@@ -116,6 +116,10 @@ def _default(definition: dict[str, Any], key: str) -> str:
 def _described(definition: dict[str, Any], key: str) -> str:
     """A parameter's type, default and meaning."""
     node = definition["properties"][key]
+    inner = definition.get("$defs", {}).get(str(node.get("$ref")).rpartition("/")[2], {})
+    if "anyOf" in inner:  # a mapping that has short forms
+        node = {**node, **inner}
+        del node["$ref"]
     default = "required" if key in definition["required"] else f"default {_default(definition, key)}"
     text = f": {node['description']}" if "description" in node else ""
     return f"{type_text(node)}; {default}{text}"

@@ -344,11 +344,13 @@
         for (const side of [1, -1]) drawn += `M${(tx - 6 * ux + side * 3 * uy).toFixed(1)} ${(ty - 6 * uy - side * 3 * ux).toFixed(1)}L${tx.toFixed(1)} ${ty.toFixed(1)}`;
       }
     }
+    const rings = run.rings.map(({ label, ranks }, k) => ({ label, k, ranks: new Set(ranks) }));
+    const ringsOf = (rank) => rings.filter(({ ranks }) => ranks.has(rank));
     const share = (value) => (high > low ? (metric.low ? high - value : value - low) / (high - low) : 0);
     const nodes = at.map(([x, y], i) => {
       const fill = name ? (values[i] === null ? "var(--panel)" : viridis(share(values[i]))) : colourOf(run);
-      const ring = run.poisoned.includes(run.nodes.ranks[i]) ? `<circle class="ring" cx="${x}" cy="${y}" r="${radius + 3}"/>` : "";
-      return `<circle class="node-mark" cx="${x}" cy="${y}" r="${radius}" fill="${fill}"/>${ring}`;
+      const drawnRings = ringsOf(run.nodes.ranks[i]).map(({ k }) => `<circle class="ring" cx="${x}" cy="${y}" r="${radius + 3 + 4 * k}"/>`);
+      return `<circle class="node-mark" cx="${x}" cy="${y}" r="${radius}" fill="${fill}"/>${drawnRings.join("")}`;
     });
     const stops = VIRIDIS.map((colour, i) => `<stop offset="${i / (VIRIDIS.length - 1)}" stop-color="${colour}"/>`).join("");
     const ends = name && all.length ? [format(metric, metric.low ? high : low), format(metric, metric.low ? low : high)] : null;
@@ -367,16 +369,16 @@
     }
     panel.points = at.map(([x, y], i) => {
       const rank = run.nodes.ranks[i];
-      const source = run.poisoned.includes(rank) ? ", poisoned" : "";
+      const chosen = ringsOf(rank).map(({ label }) => `, ${safe(label)}`).join("");
       const value = name ? `<br>${safe(metric.title)}: ${format(metric, values[i])}` : "";
       const degree = whole && graph.used ? `<br>${neighbours[i].size} neighbours` : "";
-      return { x, y, text: `<b>node ${rank}</b>${source}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
+      return { x, y, text: `<b>node ${rank}</b>${chosen}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
     });
     byId("topology-note").textContent = [
       at.length < graph.nodes ? `${at.length} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
       graph.used ? `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && !whole ? `, ${edges.length / 2} of them drawn` : "") : "",
       graph.graphs.length > 1 ? "the graph changes with the slider" : "",
-      run.poisoned.length ? "ringed: poisoned training data" : "",
+      run.rings.length ? `ringed${run.rings.length > 1 ? ", from the inside" : ""}: ${run.rings.map(({ label }) => label).join(", ")}` : "",
       graph.mixing,
       values.includes(null) && name ? "hollow: no value at this point" : "",
     ].filter(Boolean).join(" · ");
