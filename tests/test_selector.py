@@ -11,6 +11,8 @@ import polars as pl
 import pytest
 
 from gossamer import BadInput, Experiment, run
+from gossamer.faults import Fault, FaultInterval, FaultSchedule, Nodes
+from gossamer.faults.fault import FaultPlan
 from gossamer.network import Stragglers
 from gossamer.network.compute import SlowNodes
 from gossamer.results.report import page_data
@@ -243,6 +245,20 @@ def test_places_are_those_in_the_graph_of_round_0() -> None:
     hubs = [min(range(12), key=lambda rank: (-graphs.graph(k).degree(rank), rank)) for k in range(4)]
     assert len(set(hubs)) > 1
     assert prepare(experiment).description()["chosen"] == {"faults.0.nodes": [hubs[0]]}
+
+
+class Away(Fault):
+    """A user's fault."""
+
+    nodes: Nodes
+
+    def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
+        return FaultPlan([FaultInterval(1.0, 2.0, "crash", rank) for rank in self.nodes.ranks or ()])
+
+
+def test_user_fault_gets_the_ranks_of_a_place() -> None:
+    events = FaultSchedule([Away(nodes={"degree_rank": 1})], 5, SEED, lambda: TREE).event_queue().due(1.5)  # type: ignore[arg-type]
+    assert [(event.node, event.what) for event in events] == [(1, "crash")]
 
 
 @pytest.mark.usefixtures("tree")

@@ -19,7 +19,6 @@ else:
     NetworkX = nx.Graph  # generic in its stubs only
 
 Rank = Annotated[int, Field(ge=0, strict=True)]
-Which = Literal["drawn", "first"]
 FirstGraph = Callable[[], NetworkX]
 """Returns the graph of round 0."""
 
@@ -59,9 +58,8 @@ class Selector(Section):
     ranks: tuple[Rank, ...] | None = None
     count: Annotated[int, Field(ge=0, strict=True)] | None = _later()  # number of nodes
     fraction: float | None = _later(ge=0, le=1)  # fraction of the nodes, rounded to the nearest number
-    which: Which = _later(
-        "drawn"
-    )  # with count or fraction: drawn by the experiment's seed, or the first ranks
+    # With count or fraction: "drawn" by the experiment's seed, or the "first" ranks.
+    which: Literal["drawn", "first"] = _later("drawn")
     # 0 is the node with the most neighbours (on a directed graph, in both directions), 1 the next one; ties go to the
     # lower rank.
     degree_rank: Rank | None = None
@@ -69,6 +67,16 @@ class Selector(Section):
     betweenness_rank: Rank | None = None
     hops_from: Hops | None = None
     all: Literal[True] | None = _later()
+
+    @classmethod
+    def kinds(cls) -> list[str]:
+        """The names of the fields that choose."""
+        return [name for name in cls.model_fields if name != "which"]
+
+    @property
+    def kind(self) -> str:
+        """The name of the field that chooses."""
+        return next(name for name in self.kinds() if getattr(self, name) is not None)
 
     @model_validator(mode="before")
     @classmethod
@@ -91,28 +99,22 @@ class Selector(Section):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Selector:
-        kinds = [name for name, value in self if value is not None and name != "which"]
-        if len(kinds) != 1:
-            raise ValueError(
-                f"one of {', '.join(name for name in type(self).model_fields if name != 'which')}"
-            )
-        if self.which == "first" and kinds[0] not in ("count", "fraction"):
-            raise ValueError(f"which: first with count or fraction, not with {kinds[0]}")
+        if sum(getattr(self, name) is not None for name in self.kinds()) != 1:
+            raise ValueError(f"one of {', '.join(self.kinds())}")
+        if self.which == "first" and self.kind not in ("count", "fraction"):
+            raise ValueError(f"which: first with count or fraction, not with {self.kind}")
         return self
-
-    @property
-    def kind(self) -> str:
-        """The name of the field that chooses."""
-        return next(name for name, value in self if value is not None and name != "which")
 
     def short(self) -> Any:
         """The short form, if there is one, or else the mapping."""
         if self.all:
             return "all"
-        number = self.count if self.fraction is None or self.fraction == 1 else self.fraction
-        if number is not None and self.which == "drawn":
+        if self.ranks is not None:
+            return list(self.ranks)
+        number = self.count if self.fraction in (None, 1) else self.fraction
+        if number and self.which == "drawn":
             return number
-        return self.model_dump(mode="json", exclude_none=True) if self.ranks is None else list(self.ranks)
+        return self.model_dump(mode="json", exclude_none=True)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def chosen(
         case "count" | "fraction":
             return _some(selector, nodes, seed, field, key or field, least)
     if graph is None:
-        others = ", ".join(name for name in Selector.model_fields if name not in (*_PLACES, "which"))
+        others = ", ".join(name for name in Selector.kinds() if name not in _PLACES)
         problem = f"{kind} is a place in the graph, and a sampled topology has none"
         raise BadInput(f"{field}: {problem}; accepted: {others}")
     if selector.hops_from is not None:

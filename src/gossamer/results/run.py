@@ -232,7 +232,7 @@ class Run:
         """The ranks of the nodes that the experiment's selectors have chosen, by the field that chooses them, such as
         ``poison.0.at``. In records of older versions, poisons alone."""
         older = enumerate(self.setup.get("poisoned", []))
-        return self.setup.get("chosen", {f"poison.{number}.at": ranks for number, ranks in older})
+        return {**{f"poison.{number}.at": ranks for number, ranks in older}, **self.setup.get("chosen", {})}
 
     @property
     def uses_topology(self) -> bool:
