@@ -276,6 +276,6 @@ def test_chosen_nodes_are_on_record_and_ringed(tmp_path: Path) -> None:
     assert sorted(done.events.filter(pl.col("event") == "lost")["node"]) == [3, 4]
     [page] = page_data([done])["runs"]
     assert page["rings"] == [
-        {"label": "patch (poison.0)", "ranks": [2]},
-        {"label": "crash (faults.0)", "ranks": [3, 4]},
+        {"label": "patch (poison.0)", "ranks": [2], "colour": 1},
+        {"label": "crash (faults.0)", "ranks": [3, 4], "colour": 2},
     ]

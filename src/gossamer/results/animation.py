@@ -74,7 +74,9 @@ def _frames(axes: Any, run: Any, values: Any, colours: Any, named: bool) -> list
     dots = axes.scatter(*positions.T, s=size**2, edgecolors=_LINES, linewidths=0.6)
     for number, ring in enumerate(run["rings"]):
         ringed, across = positions[np.isin(run["nodes"]["ranks"], ring["ranks"])], size + 5 + 6 * number
-        axes.scatter(*ringed.T, s=across**2, facecolors="none", edgecolors=PALETTE[1], linewidths=2)
+        axes.scatter(
+            *ringed.T, s=across**2, facecolors="none", edgecolors=PALETTE[ring["colour"]], linewidths=2
+        )
     axes.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal")
     axes.set_axis_off()
 

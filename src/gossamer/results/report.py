@@ -321,7 +321,8 @@ def _rings(run: Run, drawn: Iterable[int]) -> list[dict[str, Any]]:
         section, number, _ = field.split(".")
         if len(ranks) < run.nodes and (ringed := sorted({*ranks}.intersection(drawn))):
             name = run.experiment[section][int(number)]["name"]
-            rings.append({"label": f"{name} ({section}.{number})", "ranks": ringed})
+            colour = (1 + len(rings)) % len(PALETTE)
+            rings.append({"label": f"{name} ({section}.{number})", "ranks": ringed, "colour": colour})
     return rings
 
 

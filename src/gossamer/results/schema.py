@@ -75,10 +75,10 @@ class DataField(TypedDict, total=False):
 
 class SetupFile(TypedDict, total=False):
     """``setup.json``, from :meth:`gossamer.runtime.setup.Setup.description`: ``samples`` is [nodes], ``labels`` is
-    [nodes][classes], ``class_columns`` has the class of each column that is the accuracy of one, ``evaluation_samples`` has the
-    numbers of used and of all samples of each evaluation set, ``poisoned`` the ranks of each poison, ``chosen`` those that a
-    field of the experiment has chosen, such as ``faults.0.nodes``, and ``graphs`` the edges from a round on. ``mixing`` is null
-    for an algorithm that does not declare it."""
+    [nodes][classes], ``class_columns`` has the class of each column that is the accuracy of one, ``evaluation_samples`` has
+    the numbers of used and of all samples of each evaluation set, ``poisoned`` the ranks of each poison, ``chosen`` those
+    that a field of the experiment has chosen, such as ``faults.0.nodes``, and ``graphs`` the edges from a round on.
+    ``mixing`` is null for an algorithm that does not declare it."""
 
     nodes: Nodes
     directed: bool
