@@ -32,6 +32,7 @@ class Scripted(Algorithm):
     """Runs the coroutine function of a test on every node, and keeps its return values."""
 
     tolerates_sampling: ClassVar[bool] = True
+    mixes_models: ClassVar[bool] = True
 
     script: int
     limit: int = 2**40

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from gossamer.messages.tags import Message as Message
     from gossamer.messages.tags import Model as Model
     from gossamer.messages.tags import Part as Part
+    from gossamer.node import Inbox as Inbox
+    from gossamer.node import Middleware as Middleware
     from gossamer.node import Node as Node
+    from gossamer.node import NodeProxy as NodeProxy
     from gossamer.node import NodeWrapper as NodeWrapper
     from gossamer.node import PeerLost as PeerLost
     from gossamer.results.observer import Observer as Observer
@@ -46,7 +49,7 @@ _NAMES = {
     "gossamer.config": ("Experiment",),
     "gossamer.errors": ("BadInput", "Deadlock", "GossamerError", "RunFailed"),
     "gossamer.messages.tags": ("Message", "Model", "Part"),
-    "gossamer.node": ("Node", "NodeWrapper", "PeerLost"),
+    "gossamer.node": ("Inbox", "Middleware", "Node", "NodeProxy", "NodeWrapper", "PeerLost"),
     "gossamer.results.observer": ("Observer",),
     "gossamer.results.run": ("Run", "load_run", "load_runs"),
     "gossamer.results.trackers": ("Tracker",),

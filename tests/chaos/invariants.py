@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,10 @@ from gossamer.runtime.setup import prepare
 COUNTERS = tuple(counter.name for counter in fields(Traffic))
 NAMES_A_FAULT = re.compile(r"no node is left|No space left on device|can't be written")
 """The errors with which a run may fail."""
+TAKES_PART, CHECKPOINT = (
+    re.compile(r"takes part from round (\d+) on"),
+    re.compile(r"checkpoint of round (\d+)$"),
+)
 
 
 @dataclass(eq=False)
@@ -91,6 +96,8 @@ def rows_once_and_in_order(schedule: Schedule, run: Record) -> Iterator[str]:
             after = row["round"] - before["round"]
             if after < 1 or (after > 1 and f"{row['round'] - 1} on" not in returns):
                 yield f"node {rank} goes from round {before['round']} to {row['round']} at {row['time_s']:.3f} s"
+        if last and (furthest := max((row["round"] for row in run.rows[rank]), default=0)) > last:
+            yield f"node {rank} has a row of round {furthest} of {last}"
         undisturbed = {kind for _, kind, _ in events} <= {"slowed", "full-speed", "slow"}
         if undisturbed and run.status == "done" and last and rows[-1:] and rows[-1]["round"] != last:
             yield f"node {rank} ends after round {rows[-1]['round']} of {last}"
@@ -98,12 +105,43 @@ def rows_once_and_in_order(schedule: Schedule, run: Record) -> Iterator[str]:
 
 def clocks_and_counters_go_on(schedule: Schedule, run: Record) -> Iterator[str]:
     # (The clocks of real nodes stop during evaluations.)
-    names = ("round", *COUNTERS, *(["wall_s"] if run.virtual else []))
+    names = (*COUNTERS, *(["wall_s"] if run.virtual else []))
     for rank in range(schedule.fields["nodes"]):
         for before, row in pairwise(run.rows[rank]):
             for name in names:
                 if row[name] < before[name]:
                     yield f"node {rank}: {name} goes from {before[name]} back to {row[name]} in round {row['round']}"
+
+
+def rows_show_the_last_model(schedule: Schedule, run: Record) -> Iterator[str]:
+    """A row shows the model with which the node's last round ended, or with which the node began. Back from a checkpoint, it
+    shows the checkpoint's until it has completed a round, and only then its round goes back."""
+    for rank in range(schedule.fields["nodes"]):
+        rows, first, began, saved = run.rows[rank], 0, {0}, []
+        for _, kind, detail in run.events[rank]:
+            if found := TAKES_PART.search(detail):
+                first = int(found[1])
+            if kind == "begins" and (found := CHECKPOINT.search(detail)):
+                saved.append(int(found[1]))
+            elif kind == "begins":
+                began.add(first)
+        completed = {row["round"]: _completed_s(row) for row in rows if "round" in row["moment"]}
+        checkpoints = iter(saved)
+        for before, row in pairwise(rows):
+            round = row["round"]
+            if round < before["round"] and round not in checkpoints:  # the iterator passes the earlier ones
+                yield f"node {rank}: round goes from {before['round']} back to {round} at {row['time_s']:.3f} s"
+        for row in rows:
+            # (A node that has ended its rounds may still average with others, and is shown as it is.)
+            round, ended = row["round"], row["round"] == schedule.fields["stop"].get("rounds")
+            off = abs(_completed_s(row) - completed.get(round, math.inf))
+            if "tick" in row["moment"] and off > 1e-6 and round not in began and not ended:
+                yield f"node {rank} shows at {row['time_s']:.3f} s a model of {_completed_s(row):.3f} s as that of round {round}"
+
+
+def _completed_s(row: Mapping[str, Any]) -> float:
+    """When the shown model was complete."""
+    return float(row["time_s"] - row["model_age_s"])
 
 
 def messages_add_up(schedule: Schedule, run: Record) -> Iterator[str]:
@@ -171,6 +209,7 @@ INVARIANTS = (
     ends_as_stated,
     rows_once_and_in_order,
     clocks_and_counters_go_on,
+    rows_show_the_last_model,
     messages_add_up,
     models_stay_sums,
 )

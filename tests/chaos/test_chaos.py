@@ -11,6 +11,7 @@ import yaml
 
 from chaos import real, simulated
 from chaos.schedule import Schedule, draw
+from gossamer.node.shown import ShownModel
 from gossamer.runtime.recording import RunRecord
 from gossamer.runtime.simulate import presence
 from gossamer.runtime.simulate.links import Links
@@ -39,8 +40,9 @@ def test_simulated_schedules_violate_no_invariant(tmp_path: Path, first: int) ->
 
 @pytest.mark.parametrize(
     "seed",
-    [999, 2993],
+    [290, 999, 2993],
     ids=[
+        "a node that is shown with its checkpoint's earlier round",
         "a node that is called back while it ends its last round",
         "a node that is called back while it leaves",
     ],
@@ -146,6 +148,16 @@ def a_weight_is_off_by_one_per_cent(original: Any) -> Any:
 @mutant(presence, "first_round", "rows_once_and_in_order", 25)
 def a_node_that_returns_repeats_a_round(original: Any) -> Any:
     return lambda in_round, least: max(least - 2, 0)
+
+
+@mutant(ShownModel, "restore", "rows_show_the_last_model", 290)
+def a_checkpoint_is_shown_as_a_new_model(original: Any) -> Any:
+    return lambda self, saved: None
+
+
+@mutant(ShownModel, "now", "rows_show_the_last_model")
+def the_middle_of_a_round_is_shown(original: Any) -> Any:
+    return lambda self: self.instant()
 
 
 @mutant(Replay, "delivered", "two runs have other models", 210)

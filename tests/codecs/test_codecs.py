@@ -804,11 +804,6 @@ DIGITS: dict[str, Any] = {"task": "digits", "batch_size": 8}
             "quantize, which takes whole models",
         ),
         ("float16", {"algorithm": "local"}, "codec: float16 for local"),
-        (
-            {"name": "top-k", "fraction": 0.5},
-            {"aggregator": "median"},
-            "aggregator: median takes whole models, but top-k sends parts; accepted: coordinate-mean",
-        ),
     ],
 )
 def test_unsupported_use_of_a_codec_is_refused_before_the_run(

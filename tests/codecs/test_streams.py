@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer import Algorithm, Codec, Experiment, Model, Node, NodeWrapper, Part, Run, run
 from gossamer.codecs import Float16, Quantize, TopK, Wavelet
-from gossamer.codecs.codec import Coder
+from gossamer.codecs.coder import Coder
 from gossamer.errors import BadInput, RunFailed
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Coded, Message, Payload

@@ -17,6 +17,7 @@ from random_runs import ALGORITHMS, surroundings
 import gossamer
 from gossamer import Experiment, Message, Node, NodeWrapper, Run
 from gossamer.errors import BadInput, RunFailed
+from gossamer.layers import SampledNode
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Traffic
 from gossamer.results.tidy import final_summary, total
@@ -267,7 +268,9 @@ def observed(simulation: Simulation) -> tuple[int, int]:
     links, nodes = simulation._context.links, range(5)
     waiting = sum(len(links._waiting(rank)) for rank in nodes)
     boxes = sum(not message.again for node in simulation.nodes for message in node.mailbox.messages)
-    samplers = [node._sampler for node in simulation.nodes if node._sampler is not None]
+    samplers = [
+        layer.sampler for node in simulation.nodes for layer in node.layers if isinstance(layer, SampledNode)
+    ]
     return sum(links._on_the_way) - waiting, boxes + sum(
         message is not None
         for sampler in samplers

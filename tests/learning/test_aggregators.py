@@ -206,8 +206,9 @@ def test_vector_in_place_of_a_model_is_refused() -> None:
 def test_parts_are_averaged_per_coordinate() -> None:
     own, part = torch.tensor([1.0, 2.0, 3.0]), Part(torch.tensor([5.0, 7.0]), torch.tensor([1, 2]), 3)
     assert mixed(CoordinateMean(), own, {4: part}, {4: 0.9}).tolist() == [1.0, 3.5, 5.0]
-    with pytest.raises(ValueError, match="median needs whole models; rank 4 sent a part"):
-        mixed(Median(), own, {4: part}, {4: 0.9})
+    assert mixed(Median(), own, {4: part}, {4: 0.9}).tolist() == [1.0, 3.5, 5.0]  # filled with the own values
+    far = Part(torch.tensor([50.0]), torch.tensor([0]), 3)
+    assert mixed(Median(), own, {4: part, 5: far}, {4: 0.3, 5: 0.3}).tolist() == [1.0, 2.0, 3.0]
 
 
 def test_too_few_models_are_refused() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, S
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gossamer.codecs.codec import Coder
+from gossamer.codecs.coder import Coder
 from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable

@@ -14,7 +14,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gossamer.codecs.codec import Coder
+from gossamer.codecs.coder import Coder
 from gossamer.messages.tags import Message, Traffic
 from gossamer.node import mailbox
 from gossamer.node.expectations import Expectations
@@ -70,7 +70,8 @@ class Scene:
     def new_box(self) -> Any:
         box = self.kind.Mailbox(self.setup, 9, self.host, lambda: 1, self.expectations)
         if self.decodes:
-            box.coder = mock.Mock(spec=Coder, node=mock.Mock(spec=Node), decode=self.decode)
+            decoder = mock.Mock(spec=Coder, node=mock.Mock(spec=Node), decode=self.decode)
+            setattr(box, "decoder" if self.kind is mailbox else "coder", decoder)
         return box
 
     def decode(self, message: Message) -> Message:

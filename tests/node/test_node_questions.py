@@ -10,7 +10,7 @@ import torch
 
 from gossamer import BadInput, Experiment, Model, Node, NodeWrapper, RunFailed
 from gossamer.config.registry import FilePath
-from gossamer.messages.tags import Payload
+from gossamer.messages.tags import Payload, PrivateTag
 from scenario import MBPS, play
 
 FAR = {"name": "uniform", "latency_s": 0.25}
@@ -182,8 +182,8 @@ class Exchange(NodeWrapper):
     """Before each round, nodes tell all others a number."""
 
     async def before_round(self, node: Node, r: int) -> None:
-        node.broadcast(node.peers(), 100 * r + node.rank, ("~key", r))
-        keys = await node.gather(node.peers(), ("~key", r))
+        node.broadcast(node.peers(), 100 * r + node.rank, PrivateTag(("~key", r)))
+        keys = await node.gather(node.peers(), PrivateTag(("~key", r)))
         node.state["keys"] = sorted(keys.values())
 
 

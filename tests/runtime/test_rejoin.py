@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 import torch
 
 from gossamer import Algorithm, Experiment, Message, Node, NodeWrapper
-from gossamer.node.rejoin import run_newcomer
+from gossamer.layers import layers_of
+from gossamer.layers.newcomer import run_newcomer
+from gossamer.messages.tags import PrivateTag
 from gossamer.results.observer import Observer
 from gossamer.results.segment import Segment
 from gossamer.runtime.outcome import Outcome
@@ -48,8 +51,9 @@ def simulated(folder: Path, *acts: Act, rounds: int = 8, **settings: Any) -> Out
             **settings,
         }
     )
-    setup = prepare(experiment)
-    setup.faults.asks_neighbors = True  # as with a fault by which nodes join later
+    # As with a fault by which nodes join later.
+    layers = layers_of(experiment, sampled=False, asks_neighbors=True)
+    setup = replace(prepare(experiment), layers=layers)
     with (
         Segment(folder / "metrics") as metrics,
         Segment(folder / "graphs") as graphs,
@@ -103,7 +107,7 @@ def test_nonsensical_requests_and_answers_do_no_harm(tmp_path: Path) -> None:
             (("give", 1), torch.zeros(2)),  # the requested tag, but another shape
             (("nothing",), None),
         ]:
-            node.send(0, payload, ("gossamer/newcomer", *tag))
+            node.send(0, payload, PrivateTag(("~newcomer", *tag)))
         await node.sleep(1.0)
 
     async def newcomer(node: Node) -> None:
@@ -125,7 +129,7 @@ def test_repeated_requests_get_one_model_at_a_time(tmp_path: Path) -> None:
 
     async def asker(node: Node) -> None:
         for number in range(100):
-            node.send(1, None, ("gossamer/newcomer", "ask", number))
+            node.send(1, None, PrivateTag(("~newcomer", "ask", number)))
         await node.sleep(60.0)
         received.append(node.traffic.messages_received)
 

@@ -109,11 +109,18 @@ class Arrivals(NodeWrapper):
         return message
 
 
+def _kinds(kind: type[Node]) -> list[type[Node]]:
+    """A class of nodes with all its subclasses."""
+    return [kind, *(below for subclass in kind.__subclasses__() for below in _kinds(subclass))]
+
+
 @contextmanager
 def observing() -> Iterator[list[str]]:
     """Collect the lines of all nodes of this process."""
     _lines.clear()
-    originals = {call: getattr(Node, call) for call in CALLS}
+    originals = [
+        (kind, call, vars(kind)[call]) for kind in _kinds(Node) for call in CALLS if call in vars(kind)
+    ]
     next_round = AsyncRounds.__anext__
 
     async def counted(rounds: AsyncRounds) -> int:
@@ -128,12 +135,12 @@ def observing() -> Iterator[list[str]]:
         _note(rounds._node, "rounds", str(r))
         return r
 
-    for call, original in originals.items():
-        setattr(Node, call, _traced(call, original))
+    for kind, call, original in originals:
+        setattr(kind, call, _traced(call, original))
     AsyncRounds.__anext__ = counted  # type: ignore[method-assign]
     try:
         yield _lines
     finally:
-        for call, original in originals.items():
-            setattr(Node, call, original)
+        for kind, call, original in originals:
+            setattr(kind, call, original)
         AsyncRounds.__anext__ = next_round  # type: ignore[method-assign]

@@ -322,12 +322,14 @@ class Experiment(Section):
     topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
     poison: Annotated[tuple[Any, ...], ComponentField("poison", "poison", many=True)] = ()
     algorithm: Annotated[Any, ComponentField("algorithm")]
+    middleware: Annotated[tuple[Any, ...], ComponentField("middleware", "middleware", many=True)] = ()
     codec: Annotated[Any, ComponentField("codec", optional=True), BeforeValidator(_chain, _Codecs)] = None
     wrappers: Annotated[tuple[Any, ...], ComponentField("wrapper", "wrappers", many=True)] = ()
     aggregator: Annotated[Any, ComponentField("aggregator")] = Field(default="mean", validate_default=True)
     optimizer: Annotated[Any, ComponentField("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
+    gradient: Annotated[Any, ComponentField("gradient")] = Field(default="mean", validate_default=True)
     batch_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | Literal["full"] = 16
     initial: Literal["common", "independent"] | WarmStart = "common"
     compute: Annotated[Any, ComponentField("compute")] = Field(default="constant", validate_default=True)

@@ -38,6 +38,8 @@ KINDS: dict[str, tuple[str, str]] = {
     "codec": ("gossamer.codecs", "Codec"),
     "compute": ("gossamer.network", "ComputeProfile"),
     "fault": ("gossamer.faults", "Fault"),
+    "gradient": ("gossamer.learning", "Gradient"),
+    "middleware": ("gossamer.node", "Middleware"),
     "model": ("gossamer.tasks", ""),
     "network": ("gossamer.network", "Network"),
     "optimizer": ("gossamer.learning", "Optimizer"),

@@ -1,6 +1,7 @@
 """Local learning: flat parameters, optimizers, batches, trainers, evaluation, mixing."""
 
 from gossamer.learning.aggregators import (
+    Aggregation,
     Aggregator,
     CoordinateMean,
     DeviationMean,
@@ -9,8 +10,18 @@ from gossamer.learning.aggregators import (
     Median,
     TrimmedMean,
 )
+from gossamer.learning.gradient import BatchLoss, Gradient
 from gossamer.learning.learning_rate import LearningRateSchedule
 from gossamer.learning.optimizer import SGD, Optimizer
 
-__all__ = ["SGD", "Aggregator", "CoordinateMean", "DeviationMean", "Krum", "LearningRateSchedule", "Mean"]
-__all__ += ["Median", "Optimizer", "TrimmedMean"]
+__all__ = [
+    "SGD",
+    "Aggregation",
+    "Aggregator",
+    "BatchLoss",
+    "CoordinateMean",
+    "DeviationMean",
+    "Gradient",
+    "Krum",
+]
+__all__ += ["LearningRateSchedule", "Mean", "Median", "Optimizer", "TrimmedMean"]

@@ -9,10 +9,11 @@ which may send anything.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from pydantic import Field, model_validator
@@ -21,32 +22,74 @@ from torch import Tensor
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
 from gossamer.learning.mixing import Fresh, Mix, checked, combine, half, own_weight, sort_columns
-from gossamer.messages.tags import Model
+from gossamer.messages.tags import Model, Part, Payload
 
 Vector = Float[Tensor, " params"]
 _ROUNDING = 1e-12  # a smaller remainder of 1 after all other weights counts as 0
 
 
-class Aggregator(Component):
-    """Base class of aggregators. A subclass implements :meth:`aggregate`, :attr:`least` if it needs several
-    models, and :meth:`aggregate_models` if it treats parameters and buffers differently.
+class Aggregation(ABC):
+    """What a rule may know of the aggregation that it carries out (:meth:`Aggregator.aggregate_with`).
 
     Attributes:
-        takes_parts: whether it accepts parts of models, as sent by sparsifying codecs. Not the default."""
+        rank: the node's number.
+        round: the node's number of completed rounds.
+        rounds: ``stop.rounds`` of the experiment; None if something else ends the run.
+        ranks: the senders of the received models, ascending.
+        weights: their weights, in this order.
+        self_weight: the weight of the node's own model.
+        memory: what must outlive a round, by name. The values must be payloads; checkpoints keep them."""
 
-    takes_parts: ClassVar[bool] = False
+    rank: int
+    round: int
+    rounds: int | None
+    ranks: tuple[int, ...]
+    weights: tuple[float, ...]
+    self_weight: float
+    memory: dict[str, Payload]
+
+    @abstractmethod
+    def rng(self, purpose: str, *counters: int) -> np.random.Generator:
+        """A new generator for the key (experiment seed, the aggregator, purpose, this rank, counters)."""
+
+    @abstractmethod
+    async def loss(self, model: Vector, batch: int | Sequence[int] | Literal["full"] = "full") -> float:
+        """The mean loss of a model on training samples of the node: all of them, a batch of its stream by number, or some by
+        position, as in :meth:`gossamer.Node.gradient`. It takes time on the node's clock as :meth:`gossamer.Node.evaluate`
+        does: in a simulation, a third of a step for each batch of samples."""
+
+
+class Aggregator(Component):
+    """Base class of aggregators. A subclass implements :meth:`aggregate` or, to know more, :meth:`aggregate_with`;
+    :attr:`least` if it needs several models, and :meth:`aggregate_models` if it treats parameters and buffers differently.
+
+    A part of a model, as sent by sparsifying codecs, is filled with the node's own values, unless a subclass overrides
+    :meth:`mix`."""
 
     @property
     def least(self) -> int:
         """The smallest number of models that can be aggregated, including the node's own."""
         return 1
 
-    @abstractmethod
     def aggregate(
         self, own: Vector, vectors: Sequence[Vector], weights: Sequence[float], self_weight: float
     ) -> Vector:
         """Combine a node's own vector and the received ones, in rank order, with their weights. The vectors
-        must not be modified."""
+        must not be modified. It may be called in any thread."""
+        raise NotImplementedError
+
+    async def aggregate_with(
+        self, aggregation: Aggregation, own: Vector, vectors: Sequence[Vector]
+    ) -> Vector:
+        """Combine as :meth:`aggregate` does, with everything that :class:`Aggregation` offers. It is called in place of
+        :meth:`aggregate` by a class that overrides it; models with buffers come as one vector [P + B]. If something
+        writes the node's model in the meantime, the change ``result - own`` is added."""
+        raise NotImplementedError
+
+    @property
+    def informed(self) -> bool:
+        """Whether the rule is :meth:`aggregate_with`."""
+        return type(self).aggregate_with is not Aggregator.aggregate_with
 
     def aggregate_models(
         self, own: Model, models: Sequence[Model], weights: Sequence[float], self_weight: float
@@ -57,8 +100,7 @@ class Aggregator(Component):
         return own.unflatten(self.aggregate(own.flatten(), joined, weights, self_weight))
 
     def mix(self, step: Mix, fresh: Fresh) -> Any:
-        """Aggregate a node's inbox, in vectors that ``fresh`` creates. ValueError for a part of a model, or
-        for different lengths."""
+        """Aggregate a node's inbox, in vectors that ``fresh`` creates. ValueError for different lengths."""
         own, inbox = step.own, step.inbox
         ranks, share = sorted(inbox), own_share(step)
         weights = [step.weights[rank] for rank in ranks]
@@ -70,15 +112,26 @@ class Aggregator(Component):
         return self._filled(fresh, self.aggregate(own, vectors, weights, share), own)
 
     def _filled(self, fresh: Fresh, result: Tensor, own: Tensor) -> Tensor:
-        if result.shape != own.shape:
-            problem = f"{self.name_of()} returns a tensor of shape {tuple(result.shape)}"
-            raise ValueError(f"aggregator: {problem}; accepted: {tuple(own.shape)}, as the node's own")
+        check_shape(self, result, own)
         return fresh(len(own)).copy_(result)
 
     def _whole(self, vector: Any, own: Tensor, rank: int) -> Tensor:
-        if not isinstance(vector, Tensor):
-            raise ValueError(f"aggregator: {self.name_of()} needs whole models; rank {rank} sent a part")
-        return checked(vector, own, rank)
+        return checked(vector.over(own) if isinstance(vector, Part) else vector, own, rank)
+
+    def received(self, own: Tensor | Model, inbox: Mapping[int, Any]) -> list[Tensor]:
+        """The received vectors in rank order; models with buffers as one vector [P + B]. Errors are those of :meth:`mix`."""
+        ranks = sorted(inbox)
+        if not isinstance(own, Model):
+            return [self._whole(inbox[rank], own, rank) for rank in ranks]
+        halves = [[self._whole(half(inbox[k], h), own[h], k) for k in ranks] for h in range(2)]
+        return [Model(*pair).flatten() for pair in zip(*halves, strict=True)]
+
+
+def check_shape(aggregator: Aggregator, result: Tensor, own: Tensor) -> None:
+    """ValueError for a result that has another shape than the node's own vector."""
+    if result.shape != own.shape:
+        problem = f"{aggregator.name_of()} returns a tensor of shape {tuple(result.shape)}"
+        raise ValueError(f"aggregator: {problem}; accepted: {tuple(own.shape)}, as the node's own")
 
 
 def own_share(step: Mix) -> float:
@@ -174,9 +227,7 @@ class _Unweighted(Aggregator):
 @register("aggregator", "coordinate-mean")
 class CoordinateMean(_Unweighted):
     """Per coordinate, the plain mean of the available values: x_i[p] <- (x_i[p] + sum_j x_j[p]) / (1 + number
-    of j that sent p). It also accepts parts of models."""
-
-    takes_parts: ClassVar[bool] = True
+    of j that sent p). Parts of models are taken as they are."""
 
     def _aggregate(self, models: Tensor, P: int) -> Tensor:
         return models.mean(0)

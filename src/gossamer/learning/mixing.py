@@ -107,10 +107,13 @@ class Mix:
         return (vectors[1:], shares, self.own) if self.differences else (vectors, [own, *shares], None)
 
 
+_NUMBERS = frozenset((float, int))
+
+
 def check_arguments(call: str, inbox: object, weights: object, *own: object) -> None:
     """Refuse arguments of ``node.combine`` or ``node.mix`` of other kinds, such as in another order, with a TypeError."""
     of_numbers = isinstance(weights, Mapping) and (
-        {float, int}.issuperset(map(type, weights.values())) or not any(map(_is_vector, weights.values()))
+        _NUMBERS.issuperset(map(type, weights.values())) or not any(map(_is_vector, weights.values()))
     )
     if (
         of_numbers

@@ -15,8 +15,9 @@ import reprlib
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
-from typing import Annotated, Any, ClassVar, final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, final
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -37,6 +38,9 @@ from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput
 from gossamer.learning.guard import kind, refusing
 from gossamer.learning.learning_rate import LearningRateSchedule
+
+if TYPE_CHECKING:
+    from gossamer.learning.parameters import Layout
 
 List = list[Tensor]
 State = dict[str, Tensor]
@@ -92,17 +96,34 @@ class Optimizer(Component):
     def init(self, parameters: Tensor) -> State:
         """The state before the first step, for a node's parameters [P]."""
 
+    @cached_property
+    def asks(self) -> frozenset[str]:
+        """What :meth:`update` asks for by further parameters: ``layout``, ``rng``."""
+        return frozenset({"layout", "rng"} & inspect.signature(self.update).parameters.keys())
+
     @final
-    def step(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
+    def step(
+        self,
+        parameters: Tensor,
+        gradient: Tensor,
+        state: State,
+        lr: float,
+        layout: Layout | None = None,
+        rng: Callable[[], np.random.Generator] | None = None,
+    ) -> None:
         """Clip the gradient and take one step. Parameters [..., P] and state are modified in place, and the
         gradient may be overwritten; its memory belongs to the caller. BadInput if :meth:`update` returns
-        something, which would be lost."""
+        something, which would be lost. ``layout`` and the generator that ``rng`` makes are for updates that ask for them."""
         if self.clip_value is not None:
             gradient.clamp_(-self.clip_value, self.clip_value)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0))  # as clip_grad_norm_ does
-        returned: object = self.update(parameters, gradient, state, lr)
+        extra: dict[str, Any] = {}
+        if self.asks:
+            known: dict[str, Any] = {"layout": lambda: layout, "rng": rng}
+            extra = {name: known[name]() for name in self.asks}
+        returned: object = self.update(parameters, gradient, state, lr, **extra)
         if returned is not None:
             raise BadInput(
                 f"optimizer: {self.name_of()}.update returns {type(returned).__name__}; accepted: None, from an update that"
@@ -112,7 +133,11 @@ class Optimizer(Component):
     @abstractmethod
     def update(self, parameters: Tensor, gradient: Tensor, state: State, lr: float) -> None:
         """Take one step with a clipped gradient, in place. Arguments are as in :meth:`step`. Torch's random
-        generator is seeded for each node's steps."""
+        generator is seeded for each node's steps.
+
+        A subclass may ask for more by further parameters of these names, and then gets them: ``layout``, the fields of the
+        flat vector (:class:`~gossamer.learning.parameters.Layout`), and ``rng``, a NumPy generator keyed by this node's step
+        (such an optimizer is never given a stack of nodes)."""
 
 
 def checked_state(optimizer: Optimizer, parameters: Tensor) -> State:

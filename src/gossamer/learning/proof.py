@@ -27,6 +27,7 @@ from gossamer import numerics
 from gossamer.errors import BadInput, cause
 from gossamer.learning.computation import trainer_of
 from gossamer.learning.evaluate import telling
+from gossamer.learning.gradient import Gradient
 from gossamer.learning.guard import fitting, refusing
 from gossamer.learning.many import batching_obstacle
 from gossamer.learning.optimizer import Optimizer, State
@@ -83,6 +84,7 @@ def failure_of(
     name: str,
     task: Task,
     optimizer: Optimizer,
+    rule: Gradient,
     layout: Layout,
     device: str,
     batch: int,
@@ -103,7 +105,7 @@ def failure_of(
         generators_restored(device),
         drawing_from(key, device),
     ):
-        given = _Given(task, optimizer, layout, device, count, seed, smallest)
+        given = _Given(task, optimizer, rule, layout, device, count, seed, smallest)
         try:
             proof = _tried_plainly(given)
         except BadInput:
@@ -119,6 +121,7 @@ class _Given(NamedTuple):
 
     task: Task
     optimizer: Optimizer
+    rule: Gradient
     layout: Layout
     device: str
     batch: int  # samples in a batch of the three nodes
@@ -138,7 +141,7 @@ class _Proof:
 
     def __init__(self, given: _Given) -> None:
         self._given = given
-        task, optimizer, layout, device, batch, seed, smallest = given
+        task, optimizer, rule, layout, device, batch, seed, smallest = given
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
@@ -152,7 +155,9 @@ class _Proof:
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
         self._batches = torch.arange(NODES * size).view(NODES, size)
         self._optimizer, self._rows = optimizer, Rows(layout.size, device)
-        self._plain = SequentialTrainer(_guarded(self._task), optimizer, self._rows, cuda_graphs=False)
+        self._plain = SequentialTrainer(
+            _guarded(self._task), optimizer, self._rows, rule=rule, cuda_graphs=False
+        )
         self._plain.draws = True  # so that a step begins with the seed of its job
         # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
         self._exact = device == "cpu" and numerics.mode() != "off"
@@ -187,7 +192,15 @@ class _Proof:
         job = self._job(node)
         parameters, state = job.start.parameters.clone(), _copied(job.state)
         seed_generators(node, self._rows.device)
-        self._optimizer.step(parameters, torch.ones_like(parameters), state, lr)
+        layout, seed = self._given.layout, self._given.seed
+        self._optimizer.step(
+            parameters,
+            torch.ones_like(parameters),
+            state,
+            lr,
+            layout,
+            lambda: generator(seed, "proof/optimizer"),
+        )
         return [parameters, *_values(state)]
 
     def take_plain_steps(self) -> None:
@@ -306,6 +319,8 @@ class _Proof:
         """What another trainer does differently."""
         if name == BatchedTrainer.name and (problem := batching_obstacle(self._plain.module)):
             return f"can't {problem}"
+        if name == BatchedTrainer.name and "rng" in self._optimizer.asks:
+            return f"can't give each node a generator in one update of optimizer {self._optimizer.name_of()}"
         jobs = [self._job(node) for node in range(NODES)]
         probes = [GradientJob(job.start, job.batches[0], job.seed) for job in jobs]
         expected, gradients = self._plain.train(jobs), self._plain.gradient(probes)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import BadInput
 from gossamer.learning.cuda_graph import Recorded, Tensors
+from gossamer.learning.gradient import BatchLoss, Gradient, MeanGradient, computed
 from gossamer.learning.many import batching_obstacle, gradients_of_many, is_dense
 from gossamer.learning.optimizer import Optimizer, State
 from gossamer.learning.parameters import (
@@ -95,7 +96,7 @@ _Module = tuple[FlatModule, Callable[..., Tensors]]
 class Trainer(ABC):
     """Computes local steps and gradients on the device of the rows, which hold models and results. Threads
     share the jobs; results do not depend on the number of threads. On a GPU, steps are recorded as CUDA graphs
-    if ``cuda_graphs`` is set."""
+    if ``cuda_graphs`` is set. ``rule`` computes gradients; None is the mean, and trainers of many nodes know no other."""
 
     name = ""
     evaluates_many = False  # whether many models are also evaluated at once
@@ -109,10 +110,12 @@ class Trainer(ABC):
         rows: Rows,
         workers: ThreadPool | None = None,
         *,
+        rule: Gradient | None = None,
         cuda_graphs: bool = True,
     ) -> None:
         self.task, self.optimizer, self.rows = task, optimizer, rows
-        self._records = cuda_graphs and rows.device.type == "cuda"
+        self._gradient_rule = None if type(rule) is MeanGradient else rule
+        self._records = cuda_graphs and rows.device.type == "cuda" and self._gradient_rule is None
         inputs, targets = task.train
         self._data = for_each(lambda tensor: tensor.to(rows.device), inputs), targets.to(rows.device)
         self.device_type = rows.device.type
@@ -151,8 +154,16 @@ class Trainer(ABC):
     def _apply(self, job: ApplyJob) -> TrainResult:
         parameters = self.rows.fresh().copy_(job.start.parameters)
         state = {name: value.clone() for name, value in job.state.items()}
-        self.optimizer.step(parameters, job.gradient.clone(), state, job.lr)
+        self._optimize(parameters, job.gradient.clone(), state, job.lr, job.seed, 0)
         return TrainResult(Model(parameters, job.start.buffers), state, float("nan"))
+
+    def _optimize(
+        self, parameters: Tensor, gradient: Tensor, state: State, lr: float, seed: int, number: int
+    ) -> None:
+        """Take one step of the optimizer at a node: step ``number`` of a job with this seed."""
+        self.optimizer.step(
+            parameters, gradient, state, lr, self.layout, lambda: generator(seed, "optimizer", SHARED, number)
+        )
 
     def _seeded(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
         """Run jobs on all workers or, if they draw random numbers, one at a time and from their seeds (again, when this
@@ -227,23 +238,33 @@ class SequentialTrainer(Trainer):
     def _inputs(self, batch: Tensor, seed: int, number: int) -> Tensors:
         return tuple(x.to(self.rows.device) for x in (batch, *self._augmented(batch, seed, number)))
 
-    def _gradient(self, module: _Module, job: GradientJob) -> Float[Tensor, " params"]:
+    def _step(self, module: _Module, batch: Tensor, seed: int, number: int) -> Tensors:
+        """The loss and the gradient of batch ``number`` of a job with this seed."""
         flat, step = module
-        flat.load(job.at)
-        return self.rows.fresh().copy_(step(*self._inputs(job.batch, job.seed, 0))[1])
+        indices, *augmented = self._inputs(batch, seed, number)
+        if self._gradient_rule is None:
+            return step(indices, *augmented)
+        inputs, targets = self._data
+        x = unpacked(augmented, inputs) if augmented else for_each(lambda tensor: tensor[indices], inputs)
+        rng = generator(seed, "gradient", SHARED, number)
+        return computed(self._gradient_rule, BatchLoss(self.task, flat), flat, (x, targets[indices]), rng)
+
+    def _gradient(self, module: _Module, job: GradientJob) -> Float[Tensor, " params"]:
+        module[0].load(job.at)
+        return self.rows.fresh().copy_(self._step(module, job.batch, job.seed, 0)[1])
 
     def _train(self, module: _Module, job: TrainJob) -> StepsResult:
         def copied(value: Tensor) -> Tensor:  # a counter stays on the CPU
             return self.rows.fresh().copy_(value) if len(value) == self.rows.length else value.clone()
 
-        flat, step = module
+        flat, _ = module
         flat.load(job.start)
         state = {name: copied(value) for name, value in job.state.items()}
         losses = torch.zeros((), dtype=torch.float64, device=self.rows.device)
         for number, batch in enumerate(job.batches):
-            loss, gradient = step(*self._inputs(batch, job.seed, number))
+            loss, gradient = self._step(module, batch, job.seed, number)
             losses += loss  # now, since it may be a view of memory that the step overwrites
-            self.optimizer.step(flat.parameters, gradient, state, job.lr)
+            self._optimize(flat.parameters, gradient, state, job.lr, job.seed, number)
         buffers = flat.buffers() if self.layout.buffers else job.start.buffers
         model = Model(self.rows.fresh().copy_(flat.parameters), buffers)
         return model, state, torch.stack([losses, flat.parameters.sum()])
@@ -304,7 +325,7 @@ class BatchedTrainer(Trainer):
             inputs = self._inputs(batches, seeds, number)
             loss, buffers, gradients = gradients_of(parameters, buffers, *inputs)
             losses += loss
-            self.optimizer.step(parameters, gradients, state, jobs[0].lr)
+            self.optimizer.step(parameters, gradients, state, jobs[0].lr, self.layout)
         models = self._apart(parameters)
         # Without buffers, all nodes share the empty vector.
         by_node = self._apart(buffers) if buffers.shape[1] else [job.start.buffers for job in jobs]

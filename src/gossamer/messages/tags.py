@@ -194,6 +194,22 @@ class Sending(ABC):
         completely."""
 
 
+PRIVATE = "~"
+"""With what the first part of a private tag begins."""
+
+
+class PrivateTag(tuple[str | int, ...]):
+    """The tag of something that acts around a node, such as a middleware. The algorithm neither sends nor takes messages
+    under it."""
+
+    __slots__ = ()
+
+
+def is_private(tag: tuple[str | int, ...]) -> bool:
+    """Whether messages under this tag, or prefix of one, are not the algorithm's."""
+    return bool(tag) and type(tag[0]) is str and tag[0].startswith(PRIVATE)
+
+
 def as_tag(tag: Tag) -> tuple[str | int, ...]:
     """The tuple form of a tag: ``"model"`` is ``("model",)``; TypeError for anything but str, int and tuples of these."""
     if type(tag) is int or type(tag) is str:
@@ -203,6 +219,19 @@ def as_tag(tag: Tag) -> tuple[str | int, ...]:
         if isinstance(part, bool) or not isinstance(part, str | int):
             kind = type(part).__name__
             raise TypeError(f"tag {tag!r}: {kind} in a tag; accepted: str, int, or a tuple of these")
+    return parts
+
+
+def given_tag(tag: Tag) -> tuple[str | int, ...]:
+    """The tuple form of a tag that is given to a node. Errors are those of :func:`as_tag`, and ValueError for a tag that
+    begins with ``~`` and is no :class:`PrivateTag`."""
+    if type(tag) is int:
+        return (tag,)
+    parts = as_tag(tag)
+    if is_private(parts) and type(parts) is not PrivateTag:
+        raise ValueError(
+            f"tag {tag!r}: such tags are private; accepted: tags that do not begin with {PRIVATE}"
+        )
     return parts
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gossamer.learning.parameters import is_finite
-from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, as_tag
+from gossamer.messages.tags import Coded, Message, Model, Part, Payload, Tag, given_tag
 
 Form = tuple[Any, ...]
 """The kind of a payload and the forms of its items. Its repr is readable."""
@@ -65,24 +65,24 @@ class Expectations:
         """See :meth:`gossamer.Node.expect`."""
         forms = tuple(self._form(payload) for payload in like)
         self._declared = self._declared or {}
-        self._declared[_shape(as_tag(tag))] = Declared(forms, check, self._encoded and not exact)
+        self._declared[_shape(given_tag(tag))] = Declared(forms, check, self._encoded and not exact)
 
-    def sent(self, tag: Prefix, payload: Payload) -> bool:
-        """Learn from a payload that the node sends, before it is encoded. Returns False, and learns nothing,
-        if it has non-finite values or kinds that can't be sent."""
+    def sent(self, tag: Prefix, payload: Payload) -> Form | None:
+        """Learn from a payload that the node sends, before it is encoded. Returns its form; None, without learning
+        anything, if it has non-finite values or kinds that can't be sent."""
         try:
             form = self._form(payload)
         except ValueError:
-            return False
-        if tag[:1] == ("answer",):  # answers to several kinds of questions share one tag
-            return True
+            return None
+        if tag[0] == "answer":  # answers to several kinds of questions share one tag
+            return form
         shape = _shape(tag)
         known = self._sent.get(shape, ())
         if form not in known and form not in _UNINFORMATIVE:
             self._sent[shape] = _with(known, form)
             if len(self._sent) > MAX_SHAPES:
                 del self._sent[next(iter(self._sent))]
-        return True
+        return form
 
     def accepted(self, tag: Prefix) -> tuple[Form, ...] | None:
         """Forms under a tag in which nothing is wrong, if their values are finite. None if the algorithm declares what it

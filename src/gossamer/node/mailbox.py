@@ -16,11 +16,10 @@ from dataclasses import replace
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gossamer.codecs.codec import Coder
 from gossamer.errors import PeerFailure
-from gossamer.messages.tags import Message
+from gossamer.messages.tags import Message, is_private
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
 from gossamer.node.waiting import Slot, resolve
@@ -60,15 +59,21 @@ class Inbox(dict[int, Any]):
 
     Attributes:
         missing: requested ranks whose message is not included, ascending.
-        unknown_tag: the tag, if the node did not know which form its messages have."""
+        unknown_tag: the tag, if the node did not know which form its messages have.
+        messages: the messages of the payloads, in any order; none of those that a middleware has put there itself."""
 
     def __init__(
-        self, payloads: dict[int, Any], missing: Iterable[int] = (), unknown_tag: Prefix | None = None
+        self,
+        payloads: dict[int, Any],
+        missing: Iterable[int] = (),
+        unknown_tag: Prefix | None = None,
+        messages: Collection[Message] = (),
     ) -> None:
         ranks = sorted(payloads)
         # Messages sent at one instant mostly arrive in this order.
         dict.__init__(self, payloads if ranks == [*payloads] else {rank: payloads[rank] for rank in ranks})
         self.missing, self.unknown_tag = tuple(sorted(missing)) if missing else (), unknown_tag
+        self.messages = messages
 
 
 class _Waiter:
@@ -160,6 +165,15 @@ class _Decoding:
         return result
 
 
+class Decoder(Protocol):
+    """What decodes the models in messages, for instance a codec's."""
+
+    node: Node
+
+    def decode(self, message: Message) -> Message:
+        """A message with its models decoded. ValueError for a faulty payload."""
+
+
 class Mailbox:
     """The messages of one node that no task has taken, and the tasks that wait for messages.
 
@@ -167,7 +181,7 @@ class Mailbox:
         first: rank -> the first round in which a node that was away takes part again. This node may be
             included.
         presence: replaces ``first`` in a simulation with faults.
-        coder: decodes the models in messages, if the experiment has a codec.
+        decoder: decodes the models in messages, if they are encoded.
         expectations: what the node expects of its peers.
         drops_malformed: whether the node goes on if a peer's message is malformed.
         retired: whether no task will take messages any more."""
@@ -175,7 +189,7 @@ class Mailbox:
     __slots__ = (
         *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer"),
         *("_longest_late", "_lost_peer", "_malformed_of", "_restored", "_round", "_taken", "_unread_of"),
-        *("_values", "coder", "drops_malformed", "expectations", "first", "host", "presence", "rank"),
+        *("_values", "decoder", "drops_malformed", "expectations", "first", "host", "presence", "rank"),
         *("retired", "waiters"),
     )
 
@@ -193,7 +207,7 @@ class Mailbox:
         self.waiters: list[_Waiter] = []
         self.first: dict[int, int] = {}
         self.presence = host.presence
-        self.coder: Coder | None = None
+        self.decoder: Decoder | None = None
         self._malformed_of: dict[int, int] | None = None  # malformed messages by sender
         self._unread_of: frozenset[int] = frozenset()  # senders of which unread messages were dropped
         self._late: dict[tuple[int, Prefix], int] | None = None  # messages that will be dropped on arrival
@@ -239,7 +253,8 @@ class Mailbox:
                 del self._longer[tag[0]]
 
     def _under(self, prefix: Prefix, *, exact: bool = False) -> Iterable[tuple[int, Message]]:
-        """The messages whose tags begin with a prefix, or equal it if ``exact``, oldest first, with their numbers."""
+        """The messages whose tags begin with a prefix, or equal it if ``exact``, oldest first, with their numbers. The empty
+        prefix leaves out private tags."""
         box = self._boxes.get(prefix)
         beyond = self._beyond(prefix) if not exact and (self._longer or not prefix) else None
         if not beyond:
@@ -251,7 +266,8 @@ class Mailbox:
         """The boxes of longer tags that begin with a prefix."""
         longer = (self._longer or {}).get(prefix[0], {}) if prefix else self._boxes
         length = len(prefix)
-        return [box for tag, box in longer.items() if len(tag) > length and tag[:length] == prefix]
+        boxes = [(tag, box) for tag, box in longer.items() if len(tag) > length and tag[:length] == prefix]
+        return [box for tag, box in boxes if prefix or not is_private(tag)]
 
     def _remove(self, number: int, message: Message) -> None:
         box = self._boxes[message.tag]
@@ -492,7 +508,7 @@ class Mailbox:
                 for numbered in taken.values():
                     self._remove(*numbered)
                 opened: Sequence[Message] = [message for _, message in taken.values()]
-                if self.coder is None:
+                if self.decoder is None:
                     _check_unchanged(opened)
                 else:
                     opened = await self._decoded(opened)
@@ -516,7 +532,7 @@ class Mailbox:
         """What :meth:`gather` returns if one message of each rank, and no other message, is there under exactly this
         tag, and nothing is wrong with any of them. This is the most frequent case; None in any other."""
         box = self._boxes.get(prefix)
-        if box is None or len(box) != len(wanted) or self.coder is not None:
+        if box is None or len(box) != len(wanted) or self.decoder is not None:
             return None
         accepted = self.expectations.accepted(prefix)
         if accepted is None or not prefix or (self._longer and self._beyond(prefix)):
@@ -536,7 +552,7 @@ class Mailbox:
         self._remove_box(prefix)
         self._taken += len(box)
         self._took(messages)
-        return Inbox(payloads, (), None if accepted else self._unknown(prefix))
+        return Inbox(payloads, (), None if accepted else self._unknown(prefix), messages)
 
     def _gathered(
         self, messages: Sequence[Message], wanted: Set[int], malformed: Set[int], prefix: Prefix
@@ -552,7 +568,7 @@ class Mailbox:
             if self.presence is not None:
                 self.presence.remember(self.rank, missing)
         self._took(messages)
-        return Inbox(payloads, missing, self._unknown(prefix))
+        return Inbox(payloads, missing, self._unknown(prefix), messages)
 
     def _unknown(self, prefix: Prefix) -> Prefix | None:
         return None if self.expectations.know(prefix) else prefix
@@ -573,8 +589,8 @@ class Mailbox:
     async def _decoded(self, messages: Sequence[Message]) -> list[Message]:
         """Decode taken messages. The engine does it, for many nodes at once if it can. The messages are put
         back if the task is cancelled in the meantime."""
-        assert self.coder is not None
-        step = _Decoding(self._opened, messages, self.coder.node)
+        assert self.decoder is not None
+        step = _Decoding(self._opened, messages, self.decoder.node)
         try:
             decoded: list[Message] = await self.host.mix(step, read=False)
         except asyncio.CancelledError:
@@ -583,7 +599,7 @@ class Mailbox:
         return decoded
 
     def _all_opened(self, messages: list[Message]) -> list[Message]:
-        if self.coder is None:
+        if self.decoder is None:
             _check_unchanged(messages)
             return messages
         return [self._opened(message) for message in messages]
@@ -591,21 +607,20 @@ class Mailbox:
     def _opened(self, message: Message) -> Message:
         """A message, decoded or :class:`Undecodable`; RuntimeError if a vector in it was modified in place."""
         _check_unchanged((message,))
-        if self.coder is None:
+        if self.decoder is None:
             return message
         try:
-            return self.coder.decode(message)
+            return self.decoder.decode(message)
         except ValueError as error:
             return replace(message, payload=Undecodable(str(error)), form=[])
 
     def _took(self, messages: Collection[Message]) -> None:
         if not messages:
             return
-        now, sent = self.host.now(), [*map(_SENT_AT, messages)]
-        count, first = len(sent), min(sent)
-        largest = max(now - first, 0.0)  # clocks of machines differ
-        equal = first == max(sent)  # then their sum is a product, which is rounded once, as fsum is
-        total = count * largest if equal else math.fsum([max(now - at, 0.0) for at in sent])
+        now, sent, count = self.host.now(), {*map(_SENT_AT, messages)}, len(messages)
+        largest = max(now - min(sent), 0.0)  # clocks of machines differ
+        ages = (max(now - message.sent_at, 0.0) for message in messages)
+        total = count * largest if len(sent) == 1 else math.fsum(ages)  # both are rounded once
         self.host.counters.messages_taken += self._new(messages) if self._restored else count
         self.note_ages(count, total, largest)
 

@@ -172,9 +172,17 @@ class OwnModel:
         known["train"] = len(self._samples)
         if on not in known:
             raise ValueError(f"evaluate(on={on!r}): accepted: {', '.join(known)}")
-        job = EvaluateJob(model, on, self._samples)
+        return await self._evaluate(step, EvaluateJob(model, on, self._samples), known[on])
+
+    async def loss(self, step: int, model: Model, batch: int | Sequence[int] | Literal["full"]) -> float:
+        """The mean loss of a model on some of the node's training samples; see :meth:`indices`."""
+        samples = self.indices(batch).numpy()
+        metrics = await self._evaluate(step, EvaluateJob(model, "train", samples), len(samples))
+        return float(metrics["loss"])
+
+    async def _evaluate(self, step: int, job: EvaluateJob, samples: int) -> dict[str, Any]:
         # A forward pass takes about a third of the work of a step.
-        work = known[on] / max(self._batches.batch_size, 1) / 3
+        work = samples / max(self._batches.batch_size, 1) / 3
         metrics: dict[str, Any] = await self._compute(ComputationKind.EVALUATE, lambda: job, step, work)
         return metrics
 

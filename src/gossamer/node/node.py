@@ -16,13 +16,14 @@ from torch import Tensor
 from gossamer.learning.mixing import Missing, Mix, check_arguments
 from gossamer.learning.parameters import Field
 from gossamer.messages import freeze
-from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, as_tag, dense, matches
+from gossamer.messages.tags import Message, Model, Payload, Sending, Tag, Traffic, given_tag, matches
+from gossamer.node.aggregation import aggregated, mix_informed
+from gossamer.node.expectations import Form
+from gossamer.node.late import LateSending
 from gossamer.node.mailbox import Inbox
-from gossamer.node.outbox import Outbox
 from gossamer.node.questions import Questions
 from gossamer.node.waiting import NodeTask, resolve
-from gossamer.randomness import SHARED, draws_of, node_generator
-from gossamer.secure.protocol import TAG as SECURE
+from gossamer.randomness import SHARED, node_generator
 from gossamer.topology import Graph
 
 if TYPE_CHECKING:
@@ -68,10 +69,8 @@ class Node:
         self.step = 0
         self._runtime, self._setup, self._host = runtime, setup, runtime.host
         self._own, self._mailbox = runtime.own, runtime.mailbox
-        self._outbox = Outbox(runtime)
         self._has_buffers = setup.layout.buffer_size > 0
         self._questions = Questions(self, self._mailbox)
-        self._sampler = setup.topology.sampler(self, self._host)
 
     # --- the model
 
@@ -203,12 +202,14 @@ class Node:
         if differences and (aggregate or self_weight is not None):
             raise ValueError("combine: differences with aggregate or self_weight; accepted: neither of them")
         whole, setup = isinstance(own, Model), self._setup
-        if aggregate and self._runtime.secure is not None:
-            inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         inbox = self._mailbox.fitting(inbox, own)
         if not (whole and len(own.buffers)):
             own, inbox = own.parameters if whole else own, _parameters(inbox)
         aggregator = setup.aggregator if aggregate else None
+        if aggregator is not None and aggregator.informed:
+            mixed: Any = await aggregated(self, aggregator, own, inbox, weights, self_weight)
+            self._runtime.shown.mixed(mixed if isinstance(mixed, Model) else Model(mixed))
+            return Model(mixed) if whole and not isinstance(mixed, Model) else mixed
         terms = own, inbox, weights, self_weight, missing, aggregator, setup.experiment.gather.missing
         mixed = await self._host.mix(Mix(*terms, differences), read=True)
         if aggregate:
@@ -230,13 +231,14 @@ class Node:
         are as in :meth:`combine`."""
         self._own.check()
         check_arguments("mix", inbox, weights)
-        if self._runtime.secure is not None:
-            inbox, weights = await self._runtime.secure.unmask(inbox, weights)
         inbox = self._mailbox.fitting(inbox)
         whole = self._has_buffers and any(isinstance(payload, Model) for payload in inbox.values())
         if not whole:
             inbox = _parameters(inbox)
         setup = self._setup
+        if setup.aggregator is not None and setup.aggregator.informed:
+            await mix_informed(self, setup.aggregator, inbox, weights, self_weight, whole=whole)
+            return
         terms = inbox, weights, self_weight, missing, setup.aggregator, setup.experiment.gather.missing
         await self._host.mix(_MixOwn(None, *terms, node=self, whole=whole), read=False)
 
@@ -302,43 +304,36 @@ class Node:
         if ranks and (ranks[0] < 0 or ranks[-1] >= self.size or self.rank in ranks):
             accepted = f"0 to {self.size - 1}, except its own rank"
             raise ValueError(f"node {self.rank}: send to ranks {ranks}; accepted: {accepted}")
-        tag = as_tag(tag)
+        tag = given_tag(tag)
         runtime = self._runtime
-        if (
-            not runtime.expectations.sent(tag, payload)
-            and self._setup.experiment.stop.diverged == "end"
-            and runtime.look_for_divergence()
-        ):
-            return [self._outbox.withhold() for _ in ranks]
-        if not ranks:
-            return []
-        if runtime.secure is not None and tag[:1] != (SECURE,):
-            masked = runtime.secure.mask(ranks, payload)
-            return [sending for rank, words in masked.items() for sending in self._send((rank,), words, tag)]
-        if runtime.coder is not None and not exact:
-            payload = runtime.coder.encode(payload, tag)
-        return self._send(ranks, payload, tag)
+        form = runtime.expectations.sent(tag, payload)
+        if form is None and self._setup.experiment.stop.diverged == "end" and runtime.look_for_divergence():
+            return [self._withhold() for _ in ranks]
+        return self._send(ranks, payload, tag, exact, form) if ranks else []
 
-    def _send(self, ranks: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
-        """Send an encoded payload. Wrappers may change it for each receiver."""
-        runtime, own = self._runtime, self._own.parameters.vector
+    def _send(
+        self,
+        ranks: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        exact: bool,
+        form: Form | None,
+    ) -> list[Sending]:
+        """Queue a payload as it is. What acts on all messages of a node, such as a codec, changes it before. ``form`` is that
+        of the payload, if it is known and the payload has no non-finite values."""
+        own = self._own.parameters.vector
         # (The node's own parameters, by far the most frequent payload, are in the store.)
         if payload is not own and not (
             type(payload) is Model and payload.parameters is own and not self._has_buffers
         ):
             payload = freeze(payload, self._host.is_stored)
-        if not runtime.outgoing:
-            return self._outbox.send(ranks, payload, tag)
-        sendings: list[Sending] = []
-        for rank in ranks:
-            changed = payload
-            for place, wrapper in runtime.outgoing:
-                with draws_of(place):
-                    changed = wrapper.outgoing(self, rank, changed, tag)
-            if changed is not payload:
-                changed = freeze(changed, self._host.is_stored)
-            sendings += self._outbox.send((rank,), changed, tag)
-        return sendings
+        return self._host.send(ranks, payload, tag, form)
+
+    def _withhold(self) -> Sending:
+        """A message that is cancelled before it is queued."""
+        sending = LateSending(self._host)
+        sending.cancel()
+        return sending
 
     def compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
         """Encode a difference of models or a piece of a model with the experiment's codec, without sending
@@ -354,10 +349,11 @@ class Node:
         if not (algorithm.sends_differences or algorithm.sends_pieces()):
             raise ValueError("node.compress: accepted with sends_differences = True, or with sends_pieces()")
         self._check_vector(v, "compress", len(v) if algorithm.sends_pieces() else self._setup.layout.size)
-        if self._runtime.coder is None:
-            return v, v
-        sent, decoded = self._runtime.coder.compress(v)
-        return sent, dense(decoded)
+        return self._compress(v)
+
+    def _compress(self, v: Float[Tensor, " params"]) -> tuple[Any, Float[Tensor, " params"]]:
+        """What :meth:`compress` returns. A codec replaces it."""
+        return v, v
 
     async def receive(
         self,
@@ -381,7 +377,7 @@ class Node:
             PeerLost: if ``source`` is dead and left no message.
             ValueError: if ``keep_as`` begins with ``tag``: the same message would be returned again."""
         self._own.check()
-        prefix, kept = () if tag is None else as_tag(tag), None if keep_as is None else as_tag(keep_as)
+        prefix, kept = () if tag is None else given_tag(tag), None if keep_as is None else given_tag(keep_as)
         if kept is not None and matches(prefix, kept):
             raise ValueError(f"keep_as {keep_as!r} begins with tag {tag!r}; accepted: one that does not")
         return await self._mailbox.receive(prefix, source, timeout, kept)
@@ -392,7 +388,7 @@ class Node:
         """Take every matching message that has arrived, oldest first, without waiting. Arguments are as in
         :meth:`receive`. ``newest`` returns only the newest message of each sender and complete tag; the older
         ones are counted as superseded."""
-        return self._mailbox.drain(() if tag is None else as_tag(tag), source, newest=newest)
+        return self._mailbox.drain(() if tag is None else given_tag(tag), source, newest=newest)
 
     async def gather(
         self, peers: Iterable[int], tag: Tag, *, at_least: int | None = None, timeout: float | None = None
@@ -413,7 +409,7 @@ class Node:
             and dropped. PeerLost if a peer is dead and the experiment's ``gather.lost_peer`` is "fail"."""
         self._own.check()
         timeout = self._setup.experiment.gather.timeout_s if timeout is None else timeout
-        return await self._mailbox.gather(set(peers), as_tag(tag), at_least, timeout)
+        return await self._mailbox.gather(set(peers), given_tag(tag), at_least, timeout)
 
     def expect(
         self,
@@ -469,7 +465,20 @@ class Node:
             PeerLost: if the peer is dead.
             ValueError: if a question to this peer with the same tag is still open."""
         self._own.check()
-        return await self._questions.ask(peer, payload, as_tag(tag), timeout, keep_s, exact)
+        return (await self._ask(peer, payload, given_tag(tag), timeout, keep_s, exact=exact)).payload
+
+    async def _ask(
+        self,
+        peer: int,
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        timeout: float | None,
+        keep_s: float | None,
+        *,
+        exact: bool,
+    ) -> Message:
+        """The answer as a message."""
+        return await self._questions.ask(peer, payload, tag, timeout, keep_s, exact=exact)
 
     def answer(
         self, tag: Tag, handler: Callable[[Message], Payload], *, exact: bool = False
@@ -477,15 +486,24 @@ class Node:
         """Answer every question whose tag begins with ``tag``, in a task of this node, until the run ends.
         ``handler`` returns the answer to a question; no other task of the node runs meanwhile. ``exact`` is
         as in :meth:`send`."""
-        return self.spawn(self._questions.serve(as_tag(tag), handler, exact))
+        return self.spawn(self._questions.serve(given_tag(tag), handler, exact))
 
     def drain_answers(self) -> list[Payload]:
         """Take the answers that arrived too late for their :meth:`ask`, oldest first, without waiting."""
+        return [answer.payload for answer in self._late_answers()]
+
+    def _late_answers(self) -> list[Message]:
+        """The messages of :meth:`drain_answers`."""
         return self._questions.drain()
 
     async def next_answer(self) -> Payload | None:
         """Wait for the answer to the oldest open question. None if no question is open."""
         self._own.check()
+        answer = await self._next_answer()
+        return None if answer is None else answer.payload
+
+    async def _next_answer(self) -> Message | None:
+        """The message of :meth:`next_answer`."""
         return await self._questions.next()
 
     # --- the graph
@@ -496,30 +514,22 @@ class Node:
         """Ranks of this node's neighbours in round ``r`` (None: the current one), ascending. A directed graph
         requires a direction: "in" (nodes that send to this one) or "out". If neighbours are sampled, this is
         the node's current view, and only "out" is accepted."""
-        if self._sampler is not None and layer is None:
-            return self._sampler.neighbors(self._round(r), direction)
         return self._setup.topology.neighbors(self.rank, self._round(r), direction, layer)
 
     def mixing_weights(self, r: int | None = None) -> dict[int, float]:
         """Rank -> mixing weight of each (in-)neighbour in round ``r``, ascending; one minus their sum is the
         node's own. ValueError if neighbours are sampled: the in-neighbours are unknown."""
-        self._check_graph("mixing_weights", "1 / (1 + n) for each of n models that have arrived")
         return self._setup.topology.mixing_weights(self.rank, self._round(r))
 
     def topology(self, r: int | None = None) -> Graph:
         """The whole graph of round ``r``. This is an oracle: no node of a real deployment knows the graph.
         ValueError if neighbours are sampled, because there is no global graph."""
-        self._check_graph("topology", 'neighbors(r, "out")')
         return self._setup.topology.graph(self._round(r))
 
     @property
     def view(self) -> tuple[int, ...] | None:
         """The ranks in the peer sampler's current view, ascending; None for a topology with a graph."""
-        return None if self._sampler is None else self._sampler.view
-
-    def _check_graph(self, call: str, instead: str) -> None:
-        if self._sampler is not None:
-            raise ValueError(f"node.{call} with sampled neighbours; accepted: {instead}")
+        return None
 
     def _round(self, r: int | None) -> int:
         return self.round if r is None else r
@@ -602,10 +612,8 @@ class Node:
             self.lr = optimizer.lr_at(self.round)
         if optimizer.reset_every_round:
             self.reset_optimizer()
-        if self._sampler is not None:
-            self._sampler.round_ended(self.round)
-        if self._runtime.coder is not None:
-            self._runtime.coder.end_round()
+        for layer in self._runtime.layers:
+            layer.round_counted(self.round)
         self._runtime.shown.end_round()
         await self._host.end_round()
 
@@ -647,7 +655,7 @@ class _MixOwn(Mix):
 
 def _parameters(inbox: Mapping[int, Payload]) -> dict[int, Payload]:
     """A copy of the inbox with each model replaced by its parameters."""
-    if Model not in map(type, inbox.values()):
+    if Model not in {*map(type, inbox.values())}:
         return dict(inbox)
     return {rank: item.parameters if type(item) is Model else item for rank, item in inbox.items()}
 
@@ -671,10 +679,7 @@ class AsyncRounds:
             runtime.shown.end_rounds()
             raise StopAsyncIteration
         self._current = node.round
-        for place, wrapper in runtime.before_round:
-            with draws_of(place):
-                await wrapper.before_round(node, self._current)
-        if runtime.secure is not None:
-            await runtime.secure.begin_round(self._current)
+        for layer in runtime.layers:
+            await layer.begin_round(self._current)
         runtime.shown.begin_round()
         return self._current

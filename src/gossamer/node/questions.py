@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from gossamer.messages.tags import Message, Payload
+from gossamer.messages.tags import Message, Payload, PrivateTag, is_private
 from gossamer.node.expectations import Prefix
 from gossamer.node.mailbox import Mailbox, PeerLost
 
@@ -20,6 +20,15 @@ MAX_OPEN = 256
 """Maximum number of unanswered questions that are kept. Beyond it, the oldest are forgotten, since their answers were
 lost."""
 _ANSWER = "answer"
+
+
+class Unanswered(Exception):
+    """The question gets no answer."""
+
+
+def _answer_to(tag: Prefix) -> Prefix:
+    """The tag of the answer to a question. Answers to private questions are private too."""
+    return PrivateTag((tag[0], _ANSWER, *tag[1:])) if is_private(tag) else (_ANSWER, *tag[1:])
 
 
 class Questions:
@@ -38,10 +47,11 @@ class Questions:
         tag: Prefix,
         timeout: float | None,
         keep_s: float | None,
+        *,
         exact: bool,
-    ) -> Payload:
+    ) -> Message:
         """Ask a question, and wait for the answer."""
-        node, answer = self._node, (_ANSWER, *tag[1:])
+        node, answer = self._node, _answer_to(tag)
         if (peer, answer) in self._awaited or self._find(peer, answer):
             raise ValueError(
                 f"node {node.rank}: a question to node {peer} with the answer tag {answer} is still open; accepted: tags"
@@ -59,24 +69,28 @@ class Questions:
         finally:
             self._awaited -= {(peer, answer)}
         self._close(peer, answer)
-        return message.payload
+        return message
 
     async def serve(self, tag: Prefix, handler: Callable[[Message], Payload], exact: bool) -> None:
         """Answer questions until the node ends."""
         while True:
             question = await self._mailbox.receive(tag, None, None)
             # There is no await between the question and its answer, so the handler is atomic.
-            self._node.send(question.source, handler(question), (_ANSWER, *question.tag[1:]), exact=exact)
+            try:
+                answer = handler(question)
+            except Unanswered:
+                continue
+            self._node.send(question.source, answer, _answer_to(question.tag), exact=exact)
 
-    def drain(self) -> list[Payload]:
+    def drain(self) -> list[Message]:
         """The answers that have arrived after their :meth:`ask` ended."""
         late = self._mailbox.drain((_ANSWER,), None, newest=False, only=self._is_kept)
         for message in late:
             self._close(message.source, message.tag)
         self._drop_unwanted()
-        return [message.payload for message in late]
+        return late
 
-    async def next(self) -> Payload | None:
+    async def next(self) -> Message | None:
         """Wait for the answer to the oldest open question, or to the next one if it does not arrive in
         time."""
         while questions := self._node.state.get(OPEN, []):
@@ -87,7 +101,7 @@ class Questions:
                 message = await self._mailbox.receive(tuple(answer), peer, timeout, exact=True)
             self._close(peer, tuple(answer))
             if message is not None:
-                return message.payload
+                return message
         return None
 
     def _find(self, peer: int, answer: Prefix) -> list[list[Any]]:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from gossamer.codecs.codec import Coder
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.learning.parameters import is_finite
 from gossamer.messages import freeze, overwrite
@@ -22,17 +21,15 @@ from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.expectations import Expectations
 from gossamer.node.mailbox import Mailbox, MalformedMessage
+from gossamer.node.middleware import Layer
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
-from gossamer.node.rejoin import NewcomerModels
-from gossamer.node.setup import Host, NodeWrapper, Setup
+from gossamer.node.setup import Host, Setup
 from gossamer.node.shown import ShownModel
 from gossamer.node.waiting import NodeTask, Slot, all_ended, resolve
-from gossamer.randomness import draws_of
-from gossamer.secure.protocol import MaskingProtocol
-from gossamer.topology.cyclon import TAG as SAMPLER
 
 T = TypeVar("T")
+L = TypeVar("L", bound=Layer)
 
 
 class NodeRuntime:
@@ -46,8 +43,9 @@ class NodeRuntime:
         mailbox: the messages that no task has taken yet.
         expectations: the payloads that the node expects from its peers.
         columns: values for the node's next recorded row.
-        newcomer_models: gives the node's model to newcomers, if there may be any.
-        secure: hides models in sums and encodes them, if the experiment uses secure aggregation.
+        layers: what acts around the node, from the engine to the algorithm (:attr:`Setup.layers`).
+        services: handlers of messages that are neither the algorithm's nor on their way through the layers, by the first part
+            of their tags.
         tasks: the tasks of this node that have not ended.
         counts_rounds: whether the algorithm has begun to count its rounds.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
@@ -57,26 +55,20 @@ class NodeRuntime:
         self.columns: dict[str, Any] = {}
         self.counts_rounds = False
         self.own = OwnModel(setup, rank, initial, host)
-        codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
-        if setup.experiment.secure_aggregation is not None:
-            codec = None  # secure aggregation encodes models itself
-        self.expectations = Expectations(setup.layout.size, encoded=codec is not None)
+        self.expectations = Expectations(setup.layout.size, encoded=setup.encoded)
         self.mailbox = Mailbox(setup, rank, host, lambda: self.node.round, self.expectations)
-        self.outgoing = self._wrappers("outgoing")
-        self.before_round = self._wrappers("before_round")
-        self._incoming = self._wrappers("incoming")[::-1]
+        self.services: dict[str | int, Callable[[Message], None]] = {}
+        self.layers: list[Layer] = []
         # A node needs the attributes above, and those below need the node.
-        self.node = Node(self)
+        inside = self.node = Node(self)
         self.shown = ShownModel(self)
-        self.secure: MaskingProtocol | None = None
-        if setup.experiment.secure_aggregation is not None:
-            self.secure = MaskingProtocol(setup, self.node, host)
-        kind = {"differences": algorithm.sends_differences, "pieces": algorithm.sends_pieces()}
-        self.coder = None if codec is None else Coder(codec, self.node, **kind)
-        self.mailbox.coder = self.coder
-        self.newcomer_models = NewcomerModels(self) if setup.faults.asks_neighbors else None
-        self._sampler = self.node._sampler
-        special = self._incoming or self._sampler or self.newcomer_models or self.secure
+        for wrap in reversed(setup.layers):
+            self.node = wrap(self.node)
+        outer: Any = self.node
+        while outer is not inside:
+            self.layers.insert(0, outer)
+            outer = outer.node
+        special = self.services or any(type(layer).arrived is not Layer.arrived for layer in self.layers)
         self.deliver = self._deliver if special else self.mailbox.deliver
         self.tasks: set[NodeTask[Any]] = set()
         self._background: set[NodeTask[Any]] = set()  # tasks that the protocol did not start
@@ -87,11 +79,12 @@ class NodeRuntime:
         self._over = False  # whether the protocol has returned
         self._diverged = False
 
-    def _wrappers(self, method: str) -> list[tuple[str, NodeWrapper]]:
-        """The wrappers that have a method, each with its place in the experiment."""
-        base = getattr(NodeWrapper, method)
-        placed = [(f"wrappers.{k}", wrapper) for k, wrapper in enumerate(self.setup.experiment.wrappers)]
-        return [(place, wrapper) for place, wrapper in placed if getattr(type(wrapper), method) is not base]
+    def layer(self, kind: type[L]) -> L:
+        """The layer of a kind. LookupError if the node has none."""
+        for layer in self.layers:
+            if isinstance(layer, kind):
+                return layer
+        raise LookupError(f"node {self.rank} has no {kind.__name__}")
 
     @property
     def round(self) -> int:
@@ -105,24 +98,17 @@ class NodeRuntime:
     # --- messages
 
     def _deliver(self, message: Message) -> None:
-        """Pass a message to its recipient: the peer sampler, the models for newcomers, or the wrappers
-        and then secure aggregation or the mailbox."""
-        if self._sampler is not None and message.tag[:1] == (SAMPLER,):
-            self._sampler.deliver(message)
-            return
-        changed: Message | None = message
+        """Pass a message to its service, or through the layers to the mailbox."""
+        changed = message
         try:
-            if self.newcomer_models is not None and self.newcomer_models.handle(message):
+            if (service := self.services.get(message.tag[0] if message.tag else "")) is not None:
+                service(message)
                 return
-            for place, wrapper in self._incoming:
-                with draws_of(place):
-                    changed = None if changed is None else wrapper.incoming(self.node, changed)
-            if changed is None:
-                self.host.counters.messages_refused += 1
-                return
-            if self.secure is not None and self.secure.handle(changed):
-                self.host.counters.messages_taken += 1
-                return
+            for layer in self.layers:
+                passed = layer.arrived(changed)
+                if passed is None:
+                    return
+                changed = passed
         except Exception as error:  # noqa: BLE001 - of any kind, since the payload is untrusted
             self.host.counters.messages_refused += 1
             try:
@@ -229,8 +215,8 @@ class NodeRuntime:
         that the protocol spawned continue until :meth:`end`."""
         if self._failed is not None:  # by a message that arrived before the start
             raise self._failed
-        if self._sampler is not None:
-            self._background.add(self.spawn(self._sampler.run()))
+        for layer in self.layers:
+            self._background.update(map(self.spawn, layer.background()))
         self._main = main = self.spawn(self._run(protocol))
         self._news = self.host.slot()
         await self._news
@@ -328,8 +314,8 @@ class NodeRuntime:
             raise LookupError(f"node {self.rank} has taken {self.node.step} steps, not {saved.node['step']}")
         overwrite(self.own.snapshot(), saved.model)
         self.shown.overwrite(saved.node.get("shown"))
-        if self.coder is not None:
-            self.coder.forget()
+        for layer in self.layers:
+            layer.overwritten()
         overwrite(self.node.state, _thawed(saved))
         self._take_over(saved)
         self.mailbox.overwrite(saved.unread, sent)

@@ -24,6 +24,7 @@ from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import Layout, initial_model
 from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
+from gossamer.node.expectations import Form
 from gossamer.node.waiting import NodeTask, Slot
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks import Task
@@ -79,6 +80,9 @@ class Setup:
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
+    # What acts around each node, from the algorithm to the engine: a function of the node inside.
+    layers: Sequence[Callable[[Node], Node]] = ()
+    encoded: bool = False  # whether one of them encodes models, so that a part of a vector may arrive in place of all of it
 
     def initial(self, rank: int) -> Model:
         """The initial model of a node: the same for all nodes, or drawn for each."""
@@ -282,9 +286,13 @@ class Host(Protocol):
     def is_stored(self, tensor: Tensor) -> bool:
         """Whether a tensor is (a view of) an immutable vector of the store."""
 
-    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+    def send(
+        self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
+    ) -> list[Sending]:
         """Queue a message to each of some ranks, in the given order. The payload is frozen
-        (:func:`gossamer.messages.freeze`) and will not change."""
+        (:func:`gossamer.messages.freeze`) and will not change. ``form`` is its form, if that is known
+        (:class:`~gossamer.node.expectations.Expectations`) and all values are finite: receivers in the same process need
+        not look again."""
 
     def compute(self, computation: Computation) -> Awaitable[Any]:
         """Run a computation, and return the value of its ``commit``. Cancelling the await cancels the

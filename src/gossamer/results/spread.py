@@ -40,8 +40,8 @@ def hops(run: Run, metric: str) -> dict[int, int]:
 def by_hops(run: Run, metric: str) -> pl.DataFrame:
     """A metric of a run by distance, from the evaluations that all nodes at the distance have. A row per
     distance: ``hops``; ``nodes``, the number of nodes; ``area``, the area under the curve of the nodes' mean (by
-    trapezoids), divided by its rounds; ``final``, their mean at the end; ``half_round``, the first round in which their mean is
-    halfway from its first value to the sources' last value (null if it never is, if the sources end below
+    trapezoids), divided by its rounds; ``final``, their mean at the end; ``half_round``, the first round in which their
+    mean is halfway from its first value to the sources' last value (null if it never is, if the sources end below
     the first value, or if they are not evaluated). Where evaluations are timed, a round is the mean of the
     nodes' rounds."""
     distances = hops(run, metric)

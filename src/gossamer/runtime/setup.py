@@ -22,8 +22,10 @@ from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import fingerprint, names_own_code
+from gossamer.layers import layers_of
 from gossamer.learning import Mean
 from gossamer.learning.batches import BatchStream
+from gossamer.learning.gradient import MeanGradient
 from gossamer.learning.guard import refusing
 from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, with_maker
@@ -115,7 +117,9 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         parts[rank] = part
     parts, personal = experiment.partition.held_out(parts, seed)
     samples = [len(part) for part in parts]
-    topology = TopologySchedule(experiment.topology, nodes, seed, samples=samples)
+    topology = TopologySchedule(experiment.topology, nodes, seed, samples)
+    counted = label_counts(task, parts) if "label_counts" in topology.asked else None
+    topology.give(samples=tuple(samples), label_counts=counted)
     topology.check()
 
     def other_task(component: Component) -> Task:
@@ -125,7 +129,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
 
     task, parts = poisoned(task, parts, experiment.poison, [*poisoned_ranks.values()], seed, other_task)
     if (remaining := [len(part) for part in parts]) != samples:
-        topology = TopologySchedule(experiment.topology, nodes, seed, samples=remaining)
+        topology = TopologySchedule(experiment.topology, nodes, seed, remaining)
+        topology.give(samples=tuple(samples), label_counts=counted)
         topology.check()
     if topology.sampled and not algorithm.tolerates_sampling:
         named = _algorithms_with("tolerates_sampling")
@@ -141,7 +146,10 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         _check_secure_aggregation(experiment, topology, faults)
     name, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout, parts)
     sets = tuple(task.tests)
-    algorithm.check(Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets))
+    setting = Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
+    algorithm.check(setting)
+    for middleware in experiment.middleware:
+        middleware.check(setting)
     evaluated = _evaluated(experiment, outcomes)
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
@@ -167,6 +175,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         poisoned=[*poisoned_ranks.values()],
         chosen={**poisoned_ranks, **faults.chosen},
         warm_start=start,
+        layers=layers_of(experiment, sampled=topology.sampled, asks_neighbors=faults.asks_neighbors),
+        encoded=experiment.codec is not None and experiment.secure_aggregation is None,
     )
     if trainer is None:
         try_exchange(setup)
@@ -180,8 +190,17 @@ def _settled_trainer(
     engine, batch, seed = experiment.engine, experiment.batch_size, experiment.seed
     size = max(task.samples // experiment.nodes if batch == "full" else batch, 1)
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
-    tried = partial(failure_of, task=task, optimizer=experiment.optimizer, layout=layout, device=device)
+    rule = experiment.gradient
+    tried = partial(
+        failure_of, task=task, optimizer=experiment.optimizer, rule=rule, layout=layout, device=device
+    )
     tried = partial(tried, batch=size, seed=seed, smallest=_smallest_batch(experiment, parts))
+    if type(rule) is not MeanGradient:
+        if engine.trainer not in ("auto", SequentialTrainer.name):
+            problem = f"{engine.trainer!r} with the gradient {rule.name_of()}"
+            raise BadInput(f"engine.trainer: {problem}; accepted: auto, sequential")
+        tried(SequentialTrainer.name)
+        return SequentialTrainer.name, f"the gradient {rule.name_of()}"
     try:
         with refusing("task.model"):
             name, note = choose_trainer(engine.trainer, task, device, size, experiment.nodes, batches)
@@ -309,17 +328,13 @@ def _algorithms_with(attribute: str) -> str:
 
 
 def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> None:
-    aggregator, algorithm, codec = experiment.aggregator, experiment.algorithm, experiment.codec
+    aggregator, algorithm = experiment.aggregator, experiment.algorithm
     name = f"aggregator: {aggregator.name_of()}"
     if type(aggregator) is Mean:
         return
     if not algorithm.mixes_models:
         raise BadInput(
             f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_algorithms_with('mixes_models')}"
-        )
-    if codec is not None and not aggregator.takes_parts and any(part.sparse for part in codec.parts()):
-        raise BadInput(
-            f"{name} takes whole models, but {codec.name_of()} sends parts; accepted: coordinate-mean"
         )
     fewest = fewest_models(experiment, topology)
     if fewest is not None and fewest.number < aggregator.least:

@@ -3,13 +3,17 @@ aggregation of the fewest models that the graph gives to a node."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput
+from gossamer.layers import CodedNode
+from gossamer.learning.aggregators import Aggregation, Aggregator, check_shape, own_share
 from gossamer.learning.guard import refusing
 from gossamer.learning.mixing import Mix
 from gossamer.learning.parameters import generators_restored
@@ -17,10 +21,13 @@ from gossamer.messages import freeze, wire_bytes
 from gossamer.messages.tags import Message, Model, Part, Payload, Traffic
 from gossamer.node.runtime import NodeRuntime
 from gossamer.node.setup import Setup
+from gossamer.randomness import generator
 from gossamer.topology import TopologySchedule
 
 ROUNDS, MAX_DEGREES = 16, 200_000
 """The rounds of a changing graph in which nodes with few neighbours are looked for, and the most degrees that are counted."""
+MAX_WRAPPED = 100
+"""The nodes around which middlewares are put before a run."""
 TAG = ("trial",)
 
 
@@ -50,13 +57,14 @@ def try_exchange(setup: Setup) -> None:
     """Let a node encode its model and another one decode it, and a node aggregate models. BadInput for a codec or an
     aggregator that fails, or that does not keep to what its base class says."""
     experiment, engine = setup.experiment, setup.experiment.engine
-    encodes = experiment.codec is not None and experiment.secure_aggregation is None
-    if not encodes and setup.aggregator is None:
+    if not setup.layers and setup.aggregator is None:
         return
     device = engine.device if isinstance(engine, Simulate) else "cpu"
     with generators_restored(device), torch.no_grad():
         model = Model(*(vector.to(device) for vector in setup.initial(0)))
-        if encodes:
+        if experiment.middleware:
+            _try_middleware(setup, model)
+        if setup.encoded:
             _try_codec(setup, model)
         if setup.aggregator is not None:
             _try_aggregator(setup, model)
@@ -90,6 +98,13 @@ class _Still:
     end_round = sign = verify = _nothing
 
 
+def _try_middleware(setup: Setup, model: Model) -> None:
+    host: Any = _Still()
+    with refusing("middleware", "one that wraps a node"):
+        for rank in range(min(setup.experiment.nodes, MAX_WRAPPED)):
+            NodeRuntime(setup, rank, model, host)
+
+
 def _try_codec(setup: Setup, model: Model) -> None:
     codec, algorithm = setup.experiment.codec, setup.experiment.algorithm
     assert codec is not None
@@ -97,23 +112,22 @@ def _try_codec(setup: Setup, model: Model) -> None:
     with refusing(field, "a codec that takes the vectors of this run"):
         host: Any = _Still()
         sender, receiver = (NodeRuntime(setup, rank, model, host) for rank in (0, setup.experiment.nodes - 1))
-        assert sender.coder is not None
-        assert receiver.coder is not None
+        encoder, decoder = (node.layer(CodedNode).coder for node in (sender, receiver))
         sender.node.parameters = 1.01 * model.parameters  # codecs may send what has changed
         vector = sender.node.parameters
         before = vector.clone()
         if algorithm.sends_differences or algorithm.sends_pieces():
-            coded: Any = sender.coder.compress(vector)[0]
+            coded: Any = encoder.compress(vector)[0]
             payload: Payload = Model(coded, model.buffers)
         else:
-            payload = sender.coder.encode(Model(vector, model.buffers), TAG)
+            payload = encoder.encode(Model(vector, model.buffers), TAG)
         if not torch.equal(before, vector):
             raise BadInput(
                 f"{field}.encode writes into the vector that it is given; accepted: one that copies it"
             )
         payload = freeze(payload, host.is_stored)
         wire_bytes(TAG, payload)
-        decoded: Any = receiver.coder.decode(Message(0, TAG, payload, 0.0)).payload
+        decoded: Any = decoder.decode(Message(0, TAG, payload, 0.0)).payload
         values = decoded.parameters.values if isinstance(decoded.parameters, Part) else decoded.parameters
         if values.dtype != torch.float32:
             raise BadInput(f"{field}.decode returns {values.dtype}; accepted: torch.float32")
@@ -134,13 +148,45 @@ def _try_aggregator(setup: Setup, model: Model) -> None:
     models = f"{count} model{'s' * (count > 1)}, the node's own included"
     field = f"aggregator: {aggregator.name_of()}"
     with refusing(field, f"an aggregator that takes {models}, or more neighbours"):
-        mixed = _whole(aggregator.mix(step, model.parameters.new_empty))
+        if aggregator.informed:
+            mixed = _without_waiting(aggregator, step, setup.experiment.stop.rounds)
+        else:
+            mixed = _whole(aggregator.mix(step, model.parameters.new_empty))
     if not all(map(torch.equal, before, map(_whole, (own, *others)))):
         raise BadInput(
             f"{field} writes into the vectors that it is given; accepted: one that returns a new one"
         )
     if not mixed.isfinite().all():
         raise BadInput(f"{field} returns values that are not finite, given {models}; accepted: finite ones")
+
+
+class _Alone(Aggregation):
+    """An aggregation that nothing else is known of. Losses are 1, at once."""
+
+    def __init__(self, step: Mix, rounds: int | None) -> None:
+        self.rank, self.round, self.rounds, self.memory = 0, 0, rounds, {}
+        self.ranks = tuple(sorted(step.inbox))
+        self.weights = tuple(float(step.weights[rank]) for rank in self.ranks)
+        self.self_weight = own_share(step)
+
+    def rng(self, purpose: str, *counters: int) -> np.random.Generator:
+        return generator(0, f"aggregator/{purpose}", 0, *counters)
+
+    async def loss(self, model: Tensor, batch: int | Sequence[int] | Literal["full"] = "full") -> float:
+        return 1.0
+
+
+def _without_waiting(aggregator: Aggregator, step: Mix, rounds: int | None) -> Tensor:
+    own = _whole(step.own)
+    running = aggregator.aggregate_with(_Alone(step, rounds), own, aggregator.received(step.own, step.inbox))
+    try:
+        running.send(None)
+    except StopIteration as end:
+        mixed: Tensor = end.value
+        check_shape(aggregator, mixed, own)
+        return mixed
+    running.close()
+    raise ValueError("aggregate_with waits for something else than aggregation.loss")
 
 
 def _whole(vector: Any) -> Tensor:

@@ -51,7 +51,7 @@ import torch
 from torch import Tensor
 
 from gossamer.messages import encode
-from gossamer.messages.tags import Message, Model, Part, Payload
+from gossamer.messages.tags import Message, Model, Part, Payload, PrivateTag
 from gossamer.secure import masking
 from gossamer.secure.masking import SECRET_BYTES, SHARE_BYTES, IntegerRing, KeyPair
 
@@ -65,6 +65,10 @@ CHECKED = 4
 """Number of masked zeros at the end of the words."""
 MIN_NODES = 2
 """Minimum number of senders of a receiver. The sum of a single model would reveal it."""
+
+
+def _tag(*parts: str | int) -> PrivateTag:
+    return PrivateTag((TAG, *parts))
 
 
 def threshold(senders: int) -> int:
@@ -143,7 +147,7 @@ class MaskingProtocol:
             "unmask": self._unmask_fits,
         }
         for name, check in checks.items():
-            node.expect((TAG, name), check=check)
+            node.expect(_tag(name), check=check)
         node.expect((), check=self._words_fit)
 
     # --- what peers may send
@@ -198,23 +202,23 @@ class MaskingProtocol:
             pairs[to] = KeyPair(secrets[to][0])
         public = {to: pairs[to].public if pairs else b"" for to in outward}
         for to in outward:
-            node.send(to, [self._key.public, self._signature, public[to]], (TAG, "keys", r))
-        node.broadcast(inward, await self._roster(inward, r), (TAG, "roster", r))
-        rosters = await node.gather(outward, (TAG, "roster", r), timeout=self._wait_s)
+            node.send(to, [self._key.public, self._signature, public[to]], _tag("keys", r))
+        node.broadcast(inward, await self._roster(inward, r), _tag("roster", r))
+        rosters = await node.gather(outward, _tag("roster", r), timeout=self._wait_s)
         joined = {}
         for to, roster in rosters.items():
             try:
                 if self._join(to, r, roster, public[to], pairs.get(to)):
                     joined[to] = roster
             except ValueError as error:  # the roster is inconsistent with this node's knowledge
-                node._mailbox.refuse(to, (TAG, "roster", r), str(error))
+                node._mailbox.refuse(to, _tag("roster", r), str(error))
         if not self._recovers:
             self._rosters = joined if self._agrees_once else None
             return
         for to in joined:
-            node.send(to, self._shares(to, *secrets[to]), (TAG, "shares", r))
+            node.send(to, self._shares(to, *secrets[to]), _tag("shares", r))
         await self._relay(r)
-        relayed = await node.gather(joined, (TAG, "relay", r), timeout=self._wait_s)
+        relayed = await node.gather(joined, _tag("relay", r), timeout=self._wait_s)
         for to in joined:
             if not (relayed.get(to) and self._open(to, relayed[to])):
                 del self._given[to]
@@ -223,7 +227,7 @@ class MaskingProtocol:
         """The roster for the senders: rank, weight and keys of each of them. None if there are too few, or if
         a weight is 0, because the sum would then hide fewer models than it has senders."""
         self._wanted = _ReceiverState()
-        keys = await self._node.gather(inward, (TAG, "keys", r))
+        keys = await self._node.gather(inward, _tag("keys", r))
         weights = self._node.mixing_weights(r)
         if len(keys) < MIN_NODES or min(weights[rank] for rank in keys) <= 0:
             return None
@@ -284,13 +288,13 @@ class MaskingProtocol:
     async def _relay(self, r: int) -> None:
         """Relay to each sender the messages that the others have sealed for it."""
         senders = self._wanted.senders
-        shares = await self._node.gather(senders, (TAG, "shares", r))
+        shares = await self._node.gather(senders, _tag("shares", r))
         sealed = {rank: messages for rank, messages in shares.items() if messages}
         enough = len(sealed) >= threshold(len(senders))
         self._wanted.senders = tuple(sealed) if enough else ()
         for rank in senders:
             others = {other: messages[rank] for other, messages in sealed.items() if other != rank}
-            self._node.send(rank, others if enough and rank in sealed else None, (TAG, "relay", r))
+            self._node.send(rank, others if enough and rank in sealed else None, _tag("relay", r))
 
     def _open(self, to: int, relayed: Any) -> bool:
         """Keep the others' shares. Masks are shared only with senders whose shares have arrived. False if a
@@ -394,8 +398,8 @@ class MaskingProtocol:
             needed = max(MIN_NODES, threshold(len(wanted.public)))
             if len(arrived) < needed:
                 return total, ()
-            node.broadcast(arrived, list(arrived), (TAG, "survivors", node.round))
-            answers = await node.gather(arrived, (TAG, "unmask", node.round))
+            node.broadcast(arrived, list(arrived), _tag("survivors", node.round))
+            answers = await node.gather(arrived, _tag("unmask", node.round))
             if len(answers) < needed:
                 return total, ()
             if self._settings.masked:
@@ -460,7 +464,7 @@ class MaskingProtocol:
                 f"node {to} names the survivors {survivors}, of the senders {list(given.senders)}"
             )
         shares = {rank: given.shares[rank][rank in named] for rank in sorted(given.shares)}
-        self._node.send(to, shares, (TAG, "unmask", given.round))
+        self._node.send(to, shares, _tag("unmask", given.round))
         return True
 
 

@@ -10,6 +10,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from inspect import signature
 from itertools import compress
 from numbers import Real
 from pathlib import Path
@@ -66,7 +67,11 @@ class Topology(Component):
     @abstractmethod
     def draw(self, nodes: int, rng: np.random.Generator, round: int) -> Graph:
         """Draw a graph of this topology. ``rng`` is the only source of randomness; ``round`` is the round
-        that :meth:`drawn_at` returned. BadInput for parameters for which no graph of this size exists."""
+        that :meth:`drawn_at` returned. BadInput for parameters for which no graph of this size exists.
+
+        A subclass may ask for what nodes hold by further parameters of these names, and then gets them: ``samples``, the
+        number of training samples of each node, and ``label_counts``, those of each class, int64 [nodes, classes] (None if
+        targets are not classes). Both are counted before poisons."""
 
     def drawn_at(self, nodes: int, round: int) -> int:
         """The round at which the graph of ``round`` is drawn. Rounds with the same result share a graph."""
@@ -79,6 +84,10 @@ class Topology(Component):
     def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler | None:
         """The peer sampler of a node, if nodes find their neighbours themselves."""
         return None
+
+
+HELD = frozenset({"samples", "label_counts"})
+"""What a topology's ``draw`` may ask for by further parameters."""
 
 
 @contextmanager
@@ -259,7 +268,10 @@ class TopologySchedule:
     The key of a draw is (seed, ``purpose``, period), where a period consists of the ``every_rounds`` rounds
     that share a graph, and ``purpose`` is the topology's field in the experiment. The topology may be a
     component for a function that returns one. ``samples`` has the number of training samples of each node,
-    for weights that need it."""
+    for weights that need it.
+
+    Attributes:
+        asked: what :meth:`Topology.draw` asks for, of :data:`HELD`."""
 
     def __init__(
         self,
@@ -276,6 +288,8 @@ class TopologySchedule:
             raise BadInput(f"{purpose}: {problem}; accepted: Topology")
         self.topology, self.nodes, self.seed, self.samples = resolved, nodes, seed, samples
         self._purpose = purpose
+        self._held: dict[str, Any] = {}
+        self._asked = HELD & signature(resolved.draw).parameters.keys()
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
         self._last: tuple[int, _DrawnGraph] | None = None  # the last requested round, and its graph
         parts = resolved.parts if isinstance(resolved, CompositeTopology) else {}
@@ -285,6 +299,13 @@ class TopologySchedule:
         ]
         names = resolved.layers if isinstance(resolved, Layers) else ()
         self._layers = dict(zip(names, self._parts, strict=False))
+        self.asked: frozenset[str] = self._asked.union(*(part.asked for part in self._parts))
+
+    def give(self, **held: Any) -> None:
+        """Give what was asked for, by name, before the first graph is drawn."""
+        self._held = held
+        for part in self._parts:
+            part.give(**held)
 
     @property
     def sampled(self) -> bool:
@@ -407,8 +428,13 @@ class TopologySchedule:
         rng = generator(self.seed, self._purpose, SHARED, period)
         if self._parts:
             return self._combined(round, rng)
+        if unknown := sorted(self._asked - self._held.keys()):
+            problem = f"{self.topology.name_of()}.draw asks for {listed(unknown)}"
+            raise BadInput(f"{self._purpose}: {problem}; accepted: in a run, which has the nodes' data")
         with located(self._purpose):
-            graph = self.topology.draw(self.nodes, rng, first)
+            graph = self.topology.draw(
+                self.nodes, rng, first, **{name: self._held[name] for name in self._asked}
+            )
         if not isinstance(graph, Graph):
             kind = f"{type(graph).__module__.partition('.')[0]}.{type(graph).__name__}"
             problem = f"{self.topology.name_of()}.draw returns {kind}"

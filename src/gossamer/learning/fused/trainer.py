@@ -90,9 +90,9 @@ class FusedTrainer(Trainer):
         """The steps of a node with an optimizer that the kernels do not support."""
         state = {name: value.clone() for name, value in job.state.items()}
         parameters, losses = self.rows.fresh().copy_(job.start.parameters), 0.0
-        for batch in job.batches:
+        for number, batch in enumerate(job.batches):
             gradient, loss = self._gradient(parameters, batch)
-            self.optimizer.step(parameters, gradient, state, job.lr)
+            self._optimize(parameters, gradient, state, job.lr, job.seed, number)
             losses += loss
         return TrainResult(Model(parameters, job.start.buffers), state, losses / max(len(job.batches), 1))
 

@@ -177,7 +177,12 @@ class Executor:
         options = experiment.engine
         assert isinstance(options, Simulate)
         self.trainer = trainer_of(setup.trainer)(
-            setup.task, experiment.optimizer, rows, workers, cuda_graphs=options.cuda_graphs
+            setup.task,
+            experiment.optimizer,
+            rows,
+            workers,
+            rule=experiment.gradient,
+            cuda_graphs=options.cuda_graphs,
         )
         for text in setup.notes():
             say(text)

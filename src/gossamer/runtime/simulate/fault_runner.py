@@ -11,6 +11,7 @@ from gossamer.faults import FaultEvent, FaultInterval, StartFrom
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
+from gossamer.node.rejoin import earliest_round
 from gossamer.runtime.events import EventLog, starting_state
 from gossamer.runtime.simulate.core import Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
@@ -184,13 +185,11 @@ class FaultRunner:
         before, joins = self._nodes[rank].round, rank in self._absent
         saved = self._saved.get(rank) if start_from == "checkpoint" else None
         node = self._start(rank, saved, start_from == "neighbor")
-        # It never repeats its last round, because others may have its messages of that round.
-        earliest = before + 1 if self._gathers and not joins else max(node.round, before)
         self._absent.discard(rank)
         self.left.discard(rank)
         self._links.join(rank)
         self._recorder.resume_usage(rank)
-        first = self._meet(node, earliest, restarted=True)
+        first = self._meet(node, before, again=self._gathers and not joins, restarted=True)
         event = "joined" if joins else "returned"
         self._log.append(rank, event, f"node {rank} takes part from round {first} on")
         self._log.append(rank, "begins", f"node {rank} begins with {starting_state(start_from, saved)}")
@@ -200,15 +199,15 @@ class FaultRunner:
         if not host.frozen:
             return
         if rank in self._lost:
-            first = self._meet(node, node.round + 1, restarted=False)
+            first = self._meet(node, node.round, again=True, restarted=False)
             text += f", and takes part from round {first} on"
         self._forget_detection(rank)
         self._log.append(rank, "thawed", text)
         self._recorder.resume_usage(rank)
         host.thaw()
 
-    def _meet(self, node: NodeRuntime, earliest: int, *, restarted: bool) -> int:
-        """Let a node that was away continue in the round that most others are in, or in round ``earliest`` if
+    def _meet(self, node: NodeRuntime, completed: int, *, again: bool, restarted: bool) -> int:
+        """Let a node that was away continue in the round that most others are in, or in its earliest one if
         nodes don't wait for each other. Then no two nodes wait for messages that were sent while one of them
         was away. Returns that round."""
         rank = node.rank
@@ -219,8 +218,7 @@ class FaultRunner:
             if restarted:
                 for other in self.presence.remembering(rank) & self._up:
                     self._nodes[other].mailbox.forget_late({rank})
-        if (last := self._experiment.stop.rounds) is not None:
-            earliest = min(earliest, last)
+        earliest = earliest_round(completed, self._experiment.stop.rounds, again=again)
         first = self.presence.join(rank, earliest)
         if self._gathers:
             for _, waiter in self.presence.watching(rank):

@@ -15,6 +15,7 @@ from gossamer.learning.mixing import Step
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
+from gossamer.node.expectations import Form
 from gossamer.node.setup import Presence
 from gossamer.node.waiting import Slot, all_ended, resolve
 from gossamer.randomness import generator
@@ -83,8 +84,10 @@ class SimHost:
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
         return self._clock.after(seconds, Order.TIMER, self._rank, call, background=background)
 
-    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
-        return self._links.send(self._rank, to, payload, tag)
+    def send(
+        self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
+    ) -> list[Sending]:
+        return self._links.send(self._rank, to, payload, tag, form)
 
     def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
         return self._mixing.submit(self._rank, step, read=read)
@@ -165,10 +168,12 @@ class FaultyHost(SimHost):
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
         return super().timer(seconds, lambda: self.happen(call), background=background)
 
-    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+    def send(
+        self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
+    ) -> list[Sending]:
         # The tasks of a dead node are being cancelled and may still send.
         reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
-        sent = dict(zip(reached, super().send(reached, payload, tag) if reached else (), strict=True))
+        sent = dict(zip(reached, super().send(reached, payload, tag, form) if reached else (), strict=True))
         sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
         return [_HeldSending(sending, self) for sending in sendings] if self._freezes else sendings
 

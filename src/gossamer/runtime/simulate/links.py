@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from gossamer.messages import encode, framed_bytes, freeze, wire_bytes
 from gossamer.messages.tags import WINDOW, Message, Model, Payload, Sending, Traffic
 from gossamer.network import Conditions, Network, Path, delivery
 from gossamer.network.network import checked_changes
+from gossamer.node.expectations import Form
 from gossamer.node.waiting import Slot, resolve
 from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.counters import NodeCounters, columns, total_of, traffic_of
@@ -141,6 +142,8 @@ class Links(ABC):
 
     Attributes:
         flights: tracks the messages in flight, if the run makes checkpoints.
+        recipients: by rank, what is called with each message that has reached this node: ``arrive`` for this rank, unless
+            it is replaced.
         only_latency_ns: the common latency of all pairs, if nothing else delays messages; otherwise None.
         rates: of all links now, bytes per second."""
 
@@ -157,7 +160,8 @@ class Links(ABC):
         self.clock = clock
         self.flights: SimCheckpoints | None = None
         self._network, self._nodes, self._seed = network, nodes, seed
-        self._arrive, self._watch = arrive, watch
+        self.recipients: list[Callable[[Message], object]] = [partial(arrive, rank) for rank in range(nodes)]
+        self._watch = watch
         self._largest = framed_bytes(limit)
         self._counters = counters = columns(nodes)
         self._bytes_sent, self._messages_sent = counters["bytes_sent"], counters["messages_sent"]
@@ -189,11 +193,17 @@ class Links(ABC):
     # --- sending
 
     def send(
-        self, source: int, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]
+        self,
+        source: int,
+        to: Sequence[int],
+        payload: Payload,
+        tag: tuple[str | int, ...],
+        form: Form | None = None,
     ) -> list[Sending]:
         """Queue a frozen payload for nodes, in this order. Raises ValueError above the limit."""
         size, versions = self.measure(source, payload, tag)
-        message = Message(source, tag, payload, self.clock.now(), versions)
+        known = [] if form is None else [form]
+        message = Message(source, tag, payload, self.clock.now(), versions, form=known)
         self._on_the_way[source] += len(to)
         latency_ns, flights = self.only_latency_ns, self.flights
         if flights is not None:  # numbered messages are sent one by one
@@ -248,7 +258,7 @@ class Links(ABC):
         # Containers are copied for each receiver. Tensors are shared and must not be written.
         copied = isinstance(message.payload, dict | list)
         bytes_received, messages_received = self._bytes_received, self._messages_received
-        arrive, absences = self._arrive, self._absences
+        recipients, absences = self.recipients, self._absences
         for rank in to:
             if absences and message.sent_at < absences.get(rank, 0.0):
                 self._messages_lost[message.source] += 1
@@ -256,9 +266,9 @@ class Links(ABC):
             bytes_received[rank] += size
             messages_received[rank] += 1
             if copied:
-                arrive(rank, replace(message, payload=freeze(message.payload, lambda tensor: True)))
+                recipients[rank](replace(message, payload=freeze(message.payload, lambda tensor: True)))
             else:
-                arrive(rank, message)
+                recipients[rank](message)
         self._landed(message, to)
 
     def drop(self, rank: int) -> Sending:

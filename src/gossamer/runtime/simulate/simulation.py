@@ -15,6 +15,7 @@ import torch
 from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.errors import BadInput, RunFailed
+from gossamer.layers.newcomer import run_newcomer
 from gossamer.learning.computation import Computation, ComputationKind
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.learning.rows import Rows
@@ -23,7 +24,6 @@ from gossamer.messages.tags import Message, Model
 from gossamer.network.network import BYTES_PER_MEGABIT
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.node.waiting import resolve
 from gossamer.results.checkpoints import RunCheckpoint, rewind
@@ -292,6 +292,8 @@ class Simulation:
         saves = experiment.checkpoint.on or self._replay is not None
         if self._faults is None and self._folder is not None and saves:
             self._checkpoints = SimCheckpoints(context, recorder, self._folder, self.nodes, self._replay)
+        if self._faults is None and self._checkpoints is None:  # nothing acts on the way to a node
+            context.links.recipients = [node.deliver for node in self.nodes]
 
     async def _main(self) -> str:
         experiment, clock = self._setup.experiment, self._clock

@@ -74,7 +74,7 @@ def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
     coordinator._lifecycle = SimpleNamespace(
         nodes={1: SimpleNamespace(incarnation=0)},
         alive={1},
-        take=lambda rank, message, now: deaths.append(rank),
+        take=lambda rank, message, now: deaths.append(rank) or [],
         check=lambda rank, message: None,
     )
     coordinator._checks = coordinator._checkpoints = SimpleNamespace(check=lambda rank, message: None)

@@ -1,17 +1,27 @@
-"""The decisions about a run of real processes, without the processes: events in, commands out."""
+"""The decisions about a run of real processes, without the processes: events in, decisions out."""
 
 from __future__ import annotations
 
+import json
 import signal
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any
 
 import pytest
 
-from gossamer import Experiment, RunFailed
+from gossamer import Experiment
 from gossamer.messages.tags import Traffic
 from gossamer.runtime.processes.coordinator import lifecycle
-from gossamer.runtime.processes.coordinator.lifecycle import EndOfRun, Lifecycle
+from gossamer.runtime.processes.coordinator.lifecycle import (
+    Decision,
+    End,
+    Fail,
+    Lifecycle,
+    RecordEvent,
+    Rejoin,
+    Show,
+    Without,
+)
 from gossamer.runtime.processes.protocol import (
     Addresses,
     Command,
@@ -34,43 +44,20 @@ from gossamer.runtime.processes.protocol import (
     Unreachable,
     Violation,
 )
-from gossamer.runtime.setup import prepare
+from gossamer.runtime.setup import Setup, prepare
 
 DETECTION_S = 4.0
 READY, LAST = Ready("127.0.0.1", 1), FinalModel(1, bytearray(), None)
 
 
-class Record(NamedTuple):
-    rank: int | None
-    event: str
-    text: str
-    show: bool
-
-
-class Without(NamedTuple):
-    rank: int
-    keep: bool
-    gone: bool = True
-
-
-class Rejoin(NamedTuple):
-    rank: int
-    first: int
-    together: list[tuple[int, int]]
-    start_from: str | None
-
-
-class Say(NamedTuple):
-    text: str
-
-
-class End(NamedTuple):
-    reason: str
-    failed: bool = False
+@cache
+def prepared(settings: str) -> Setup:
+    """Many scenes are of the same experiment."""
+    return prepare(Experiment.of(json.loads(settings)))
 
 
 class Scene:
-    """A run whose nodes and clock the test plays, and the commands that it gives."""
+    """A run whose nodes and clock the test plays, and the decisions about it."""
 
     def __init__(self, nodes: int = 2, *, room: bool = True, **changes: Any) -> None:
         settings = {
@@ -86,80 +73,61 @@ class Scene:
         }
         self.room = room
         self.now = 100.0
-        self.commands: list[Any] = []
-        setup = prepare(Experiment.of(settings))
-        self.lifecycle = Lifecycle(setup, self, lambda rank: self.room)
-        self.lifecycle.start(self.now)
+        self.decisions: list[Decision] = []
+        self.lifecycle = Lifecycle(prepared(json.dumps(settings)))
+        self._new(self.lifecycle.start(self.now))
 
-    def do(self, command: Any) -> None:
-        if not (isinstance(command, Tell) and isinstance(command.message, Addresses)):
-            self.commands.append(command)
-
-    def without(self, rank: int, *, keep: bool, gone: bool = True) -> None:
-        self.do(Without(rank, keep, gone))
-
-    def rejoin(self, *arguments: Any) -> None:
-        self.do(Rejoin(*arguments))
-
-    def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
-        self.do(Record(rank, event, text, show))
-
-    def show(self, text: str) -> None:
-        self.do(Say(text))
-
-    def _new(self, call: Callable[..., object], *arguments: Any) -> list[Any]:
-        """The commands that a call gives."""
-        before = len(self.commands)
-        try:
-            call(*arguments)
-        except EndOfRun as over:
-            self.do(End(str(over)))
-        except RunFailed as error:
-            self.do(End(str(error), failed=True))
-        return self.commands[before:]
+    def _new(self, decisions: list[Decision]) -> list[Decision]:
+        """Note new decisions, and give them without addresses."""
+        new = [item for item in decisions if not isinstance(getattr(item, "message", None), Addresses)]
+        self.decisions += new
+        return new
 
     def begin(self) -> Scene:
         for rank in sorted(self.lifecycle.alive):
             self.take(rank, READY)
         assert self.lifecycle.up
-        self.lifecycle.begin(self.now)
+        self._new(self.lifecycle.begin(self.now))
         return self
 
-    def take(self, rank: int, message: FromProcess) -> list[Any]:
-        return self._new(self.lifecycle.take, rank, message, self.now)
+    def take(self, rank: int, message: FromProcess) -> list[Decision]:
+        return self._new(self.lifecycle.take(rank, message, self.now))
 
-    def finish(self, reason: str, checkpoint: int | None) -> list[Any]:
-        return self._new(self.lifecycle.finish, reason, checkpoint, self.now)
+    def finish(self, reason: str, checkpoint: int | None) -> list[Decision]:
+        return self._new(self.lifecycle.finish(reason, checkpoint, self.now))
 
-    def give_up(self) -> list[Any]:
-        return self._new(self.lifecycle.give_up)
+    def give_up(self) -> list[Decision]:
+        return self._new(self.lifecycle.give_up())
 
-    def pass_time(self, seconds: float) -> list[Any]:
-        commands: list[Any] = []
+    def pass_time(self, seconds: float) -> list[Decision]:
+        before = len(self.decisions)
         for _ in range(round(2 * seconds)):
             self.now += 0.5
-            commands += self._new(self.lifecycle.run_due, self.now)
-        return commands
+            self._new(self.lifecycle.run_due(self.now))
+            for rank in self.lifecycle.to_restart if self.room else ():
+                self._new(self.lifecycle.restart(rank, self.now))
+        return self.decisions[before:]
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [command for command in self.commands if type(command) is kind]
+        return [decision for decision in self.decisions if type(decision) is kind]
 
     def events(self) -> list[tuple[int | None, str]]:
-        return [(record.rank, record.event) for record in self.of(Record)]
+        return [(record.rank, record.event) for record in self.of(RecordEvent)]
 
     def shown(self) -> list[str]:
-        return [say.text for say in self.of(Say)]
+        return [show.text for show in self.of(Show)]
 
     def failure(self) -> str | None:
-        return next((end.reason for end in self.of(End) if end.failed), None)
+        """The first failure; nothing after it counts."""
+        return next((str(fail.error) for fail in self.of(Fail)), None)
 
 
 def test_run_starts_and_ends_when_all_rounds_are_done() -> None:
     scene = Scene(3)
-    assert scene.commands == [Fork(rank, 0, []) for rank in range(3)]
+    assert scene.decisions == [Fork(rank, 0, []) for rank in range(3)]
     assert not scene.lifecycle.up
     scene.begin()
-    assert scene.commands[3:] == [Tell(rank, Go(scene.now)) for rank in range(3)]
+    assert scene.decisions[3:] == [Tell(rank, Go(scene.now)) for rank in range(3)]
     for rank in range(3):
         assert scene.pass_time(1.0) == []
         assert scene.take(rank, Done(1)) == []
@@ -171,6 +139,62 @@ def test_run_starts_and_ends_when_all_rounds_are_done() -> None:
         scene.take(rank, Exited("exit code 0"))
     assert scene.lifecycle.over(scene.now)
     assert scene.give_up() == []
+
+
+DEAD, OUT_OF_REACH = "node 1 died in round 0: killed by SIGKILL", "node 0 can't reach node 2: timed out"
+
+
+@pytest.mark.parametrize(
+    ("rank", "message", "decisions"),
+    [
+        (1, Progress(7, 0.0, Traffic()), []),
+        (1, Done(7), []),
+        (1, CurrentRound(2, 7), []),
+        (
+            1,
+            Exited("killed by SIGKILL"),
+            [
+                RecordEvent(1, "lost", DEAD, show=False),
+                Show(DEAD),
+                *(Tell(rank, Lost(1, DEAD, 0)) for rank in (0, 2)),
+                Without(1, keep=False),
+            ],
+        ),
+        (
+            0,
+            Unreachable(2, "timed out"),
+            [
+                RecordEvent(0, "unreachable", OUT_OF_REACH),
+                *(Tell(rank, Lost(2, OUT_OF_REACH)) for rank in (0, 1)),
+                Without(2, keep=True, gone=False),
+            ],
+        ),
+    ],
+)
+def test_message_leads_to_these_decisions(rank: int, message: FromProcess, decisions: list[Decision]) -> None:
+    assert Scene(3).begin().take(rank, message) == decisions
+
+
+@pytest.mark.parametrize(
+    ("fault", "decisions"),
+    [
+        ({"name": "crash", "nodes": [1]}, [Signal(1, signal.SIGKILL)]),
+        ({"name": "leave", "nodes": [1]}, [Tell(1, Command("leave"))]),
+        (
+            {"name": "freeze", "nodes": [1], "for_s": 1.0},
+            [
+                Signal(1, signal.SIGSTOP),
+                RecordEvent(1, "frozen", "node 1 is frozen"),
+                Signal(1, signal.SIGCONT),
+                RecordEvent(1, "thawed", "node 1 continues"),
+            ],
+        ),
+    ],
+)
+def test_fault_leads_to_these_decisions(fault: dict[str, Any], decisions: list[Decision]) -> None:
+    scene = Scene(3, faults=[{**fault, "at_s": 1.0}]).begin()
+    assert scene.pass_time(0.5) == []
+    assert scene.pass_time(2.0) == decisions
 
 
 def test_second_ready_message_changes_nothing() -> None:
@@ -187,8 +211,8 @@ def test_node_that_does_not_end_is_killed() -> None:
     assert not scene.lifecycle.over(scene.now)
     scene.now += 0.1
     assert scene.lifecycle.over(scene.now)
-    commands = scene.give_up()
-    assert Signal(1, signal.SIGKILL) in commands
+    decisions = scene.give_up()
+    assert Signal(1, signal.SIGKILL) in decisions
 
 
 def test_nodes_that_are_not_up_in_time_are_named() -> None:
@@ -209,12 +233,12 @@ def test_requested_end_takes_effect_at_the_next_poll(reason: str) -> None:
 def test_other_nodes_are_told_of_a_death() -> None:
     scene = Scene(3).begin()
     scene.take(1, Progress(7, 0.0, Traffic()))
-    commands = scene.take(1, Exited("killed by SIGKILL"))
+    decisions = scene.take(1, Exited("killed by SIGKILL"))
     text = "node 1 died in round 7: killed by SIGKILL"
-    assert [command for command in commands if type(command) is Tell] == [
+    assert [decision for decision in decisions if type(decision) is Tell] == [
         Tell(rank, Lost(1, text, 0)) for rank in (0, 2)
     ]
-    assert Without(1, keep=False) in commands
+    assert Without(1, keep=False) in decisions
     assert scene.lifecycle.awaited() == [0, 2]
     scene.take(0, Exited("exit code 1"))
     scene.take(2, Exited("exit code 1"))
@@ -245,17 +269,38 @@ def test_restarted_node_rejoins_in_the_most_common_round() -> None:
     assert scene.pass_time(1.0) == []
     scene.room = True
     assert scene.pass_time(0.5) == [Fork(1, 1, [])]
-    commands = scene.take(1, READY)
-    assert commands == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
+    decisions = scene.take(1, READY)
+    assert decisions == [Tell(rank, Find(1, True)) for rank in (0, 2, 3)]
     assert scene.take(0, CurrentRound(1, 9)) == scene.take(2, CurrentRound(1, 9)) == []
-    commands = scene.take(3, CurrentRound(1, 12))
-    assert commands[:3] == [Tell(rank, Meet([(1, since)])) for rank, since in ((0, 10), (2, 10), (3, 13))]
-    assert commands[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
+    decisions = scene.take(3, CurrentRound(1, 12))
+    assert decisions[:3] == [Tell(rank, Meet([(1, since)])) for rank, since in ((0, 10), (2, 10), (3, 13))]
+    assert decisions[3] == Rejoin(1, 9, [(0, 10), (2, 10), (3, 13)], "checkpoint")
     assert scene.events()[-1] == (1, "returned")
     assert scene.lifecycle.awaited() == [0, 1, 2, 3]
     scene.take(1, Exited("killed by SIGKILL"))
     scene.pass_time(5.0)
     assert len(scene.of(Fork)) == 5  # restart_limit
+
+
+def test_node_whose_rounds_are_over_begins_no_other() -> None:
+    scene = Scene(3, **RESTARTED).begin()
+    scene.take(1, Done(100))
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(0.5)
+    scene.take(1, READY)
+    for rank in (0, 2):
+        scene.take(rank, CurrentRound(1, 40))
+    assert scene.of(Rejoin) == [Rejoin(1, 100, [(0, 100), (2, 100)], "checkpoint")]
+
+
+def test_nodes_restart_as_there_is_room() -> None:
+    scene = Scene(4, room=False, **RESTARTED).begin()
+    for rank in (1, 2):
+        scene.take(rank, Exited("killed by SIGKILL"))
+    scene.pass_time(1.0)
+    assert scene.lifecycle.to_restart == [1, 2]
+    assert scene.lifecycle.restart(2, scene.now) == [Fork(2, 1, [])]
+    assert scene.lifecycle.to_restart == [1]
 
 
 def test_silent_node_has_crashed() -> None:
@@ -286,7 +331,7 @@ def test_restarted_node_that_is_never_ready_has_crashed() -> None:
         for rank in (0, 2):
             scene.take(rank, Progress(0, 0.0, Traffic()))
     assert scene.events() == [(1, "lost")] * 2
-    assert "it was not up within 120 s (engine.start_timeout_s)" in scene.of(Record)[-1].text
+    assert "it was not up within 120 s (engine.start_timeout_s)" in scene.of(RecordEvent)[-1].text
 
 
 def test_node_that_keeps_others_from_returning_has_crashed() -> None:
@@ -386,9 +431,9 @@ def test_returning_node_hears_of_peers_lost_meanwhile() -> None:
     scene.pass_time(0.5)
     scene.take(1, READY)
     scene.take(0, CurrentRound(1, 3))
-    commands = scene.take(2, Exited("killed by SIGKILL"))
-    assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in commands
-    assert any(type(command) is Rejoin for command in commands)
+    decisions = scene.take(2, Exited("killed by SIGKILL"))
+    assert Tell(1, Lost(2, "node 2 died in round 0: killed by SIGKILL")) in decisions
+    assert any(type(decision) is Rejoin for decision in decisions)
 
 
 def test_run_whose_last_nodes_leave_is_not_done() -> None:
@@ -402,9 +447,8 @@ def test_run_whose_last_nodes_leave_is_not_done() -> None:
         scene.take(rank, FinalModel(2, bytearray(), None))
         scene.take(rank, Exited("exit code 0"))
     scene.pass_time(0.5)
-    assert scene.of(End) == [
-        End("no node is left: node 0 left after round 2; node 1 left after round 2", failed=True)
-    ]
+    assert scene.of(End) == []
+    assert scene.failure() == "no node is left: node 0 left after round 2; node 1 left after round 2"
 
 
 def test_failed_restart_is_recorded() -> None:

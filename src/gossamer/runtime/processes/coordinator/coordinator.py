@@ -12,7 +12,7 @@ import math
 import selectors
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from gossamer.errors import RunFailed
-from gossamer.faults import StartFrom
 from gossamer.learning.evaluate import Evaluator
 from gossamer.messages.tags import Model
 from gossamer.results.checkpoints import RunCheckpoint
@@ -33,7 +32,16 @@ from gossamer.runtime.outcome import Outcome, add_up, nothing_sent
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS, Checks
-from gossamer.runtime.processes.coordinator.lifecycle import EndOfRun, Lifecycle
+from gossamer.runtime.processes.coordinator.lifecycle import (
+    Decision,
+    End,
+    Fail,
+    Lifecycle,
+    RecordEvent,
+    Rejoin,
+    Show,
+    Without,
+)
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.reports import TrafficReports
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
@@ -43,6 +51,10 @@ from gossamer.runtime.recording import RunRecord, extrapolated, never_mixed
 from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.1
+
+
+class EndOfRun(Exception):
+    """The run must end gracefully, for this reason."""
 
 
 class Coordinator:
@@ -71,9 +83,7 @@ class Coordinator:
             self._workers = JoinedWorkers(server, min_workers, refused, *common)
         else:
             self._workers = LocalWorker(server, *common)
-        self._lifecycle = Lifecycle(
-            setup, self, self._workers.has_room, None if checkpoint is None else checkpoint.rounds
-        )
+        self._lifecycle = Lifecycle(setup, None if checkpoint is None else checkpoint.rounds)
         experiment = setup.experiment
         samples = experiment.evaluation.samples
         evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
@@ -139,13 +149,16 @@ class Coordinator:
             self._begin()
             while True:
                 self._poll(self._lifecycle.timeout(time.monotonic(), 0.2))
-                self._lifecycle.run_due(time.monotonic())
+                self._execute(self._lifecycle.run_due(time.monotonic()))
+                for rank in self._lifecycle.to_restart:
+                    if self._workers.has_room(rank):
+                        self._execute(self._lifecycle.restart(rank, time.monotonic()))
         except EndOfRun as over:
             reason = str(over)
-        self._lifecycle.finish(reason, self._checkpoints.last(), time.monotonic())
+        self._execute(self._lifecycle.finish(reason, self._checkpoints.last(), time.monotonic()))
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
-        self._lifecycle.give_up()
+        self._execute(self._lifecycle.give_up())
         if self._setup.experiment.evaluation.of == "mixed":
             outcome = [mixed for rank, mixed in self._has_mixed.items() if rank in self._setup.outcome_ranks]
             if (text := never_mixed(outcome)) is not None:
@@ -181,7 +194,7 @@ class Coordinator:
 
     def _begin(self) -> None:
         self._workers.assemble(self._wait)
-        self._lifecycle.start(time.monotonic())
+        self._execute(self._lifecycle.start(time.monotonic()))
         if self._resumed_from is not None:
             self._clock.update(max(self._resumed_from.times_s.values()), runs=False)
             metrics = read_metrics(self._folder.path)
@@ -194,11 +207,11 @@ class Coordinator:
         self._checkpoints.begin(self._lifecycle.alive, start)
         for rank in self._lifecycle.alive:
             self._reports.begins(rank, start)
-        self._lifecycle.begin(start)
+        self._execute(self._lifecycle.begin(start))
 
     def _wait(self) -> None:
         self._poll(0.2)
-        self._lifecycle.run_due(time.monotonic())
+        self._execute(self._lifecycle.run_due(time.monotonic()))
         if self._start_failure is not None:
             raise RunFailed(self._start_failure)
 
@@ -239,10 +252,10 @@ class Coordinator:
         except Violation as error:
             if not self._local:
                 raise  # the worker is cut off
-            self.do(Signal(rank, signal.SIGKILL))
+            self._workers.do(Signal(rank, signal.SIGKILL))
             message = protocol.Exited(f"it sent {error}")
         self._note(rank, message)
-        self._lifecycle.take(rank, message, time.monotonic())
+        self._execute(self._lifecycle.take(rank, message, time.monotonic()))
         if self._rows.target_met():
             self._lifecycle.end("target")
         if (sent := self._reports.bytes_sent) >= self._most_bytes:
@@ -295,31 +308,38 @@ class Coordinator:
 
     # --- actions
 
-    def do(self, command: Fork | Signal | Tell) -> None:
-        self._workers.do(command)
+    def _execute(self, decisions: Iterable[Decision]) -> None:
+        """Carry out decisions of the lifecycle. Raises EndOfRun or RunFailed at the one that ends the run."""
+        for decision in decisions:
+            match decision:
+                case Fork() | Signal() | Tell():
+                    self._workers.do(decision)
+                case RecordEvent(rank=rank, event=event, text=text, show=show):
+                    self.record(rank, event, text, show=show)
+                case Show(text=text):
+                    self.show(text)
+                case Without(rank=rank, keep=keep, gone=gone):
+                    self._checkpoints.away(rank)
+                    self._rows.without(rank, gone_s=self._clock.now() if gone else None, keep=keep)
+                case Rejoin():
+                    self._rejoin(decision)
+                case End(reason=reason):
+                    raise EndOfRun(reason)
+                case Fail(error=error):
+                    raise error
 
-    def without(self, rank: int, *, keep: bool, gone: bool = True) -> None:
-        """Stop waiting for a node. Its values for incomplete evaluation points count only if ``keep``. A node that is not
-        ``gone`` is frozen or unreachable, and its last value counts for the target."""
-        self._checkpoints.away(rank)
-        self._rows.without(rank, gone_s=self._clock.now() if gone else None, keep=keep)
-
-    def rejoin(
-        self, rank: int, first: int, together: list[tuple[int, int]], start_from: StartFrom | None
-    ) -> None:
-        """Let a node take part (again) from round ``first`` on. ``together`` gives, for each other node, the
-        round from which on the two wait for each other. A new process begins with the model ``start_from``,
-        which is None for a process that was only considered dead."""
-        now_s, every_s = self._clock.now(), self._setup.experiment.evaluation.every_s
+    def _rejoin(self, node: Rejoin) -> None:
+        rank, now_s, every_s = node.rank, self._clock.now(), self._setup.experiment.evaluation.every_s
         tick = 0 if every_s is None else int(now_s / every_s) + 1
-        if start_from is None:
-            self._tell(rank, protocol.Meet(together, first))
+        if node.start_from is None:
+            self._tell(rank, protocol.Meet(node.together, node.first))
         else:  # the node's clock starts at the others' time; their clocks pause during evaluations
             self._reports.begins(rank, time.monotonic())
-            arrival = protocol.Arrival(first, together, start_from, tick, self._reports.of(rank))
+            traffic = self._reports.of(rank)
+            arrival = protocol.Arrival(node.first, node.together, node.start_from, tick, traffic)
             self._tell(rank, protocol.Go(time.monotonic() - now_s, arrival))
         self._checkpoints.back(rank)
-        self._rows.back(rank, first + 1, tick, now_s)
+        self._rows.back(rank, node.first + 1, tick, now_s)
 
     def record(self, rank: int | None, event: str, text: str, *, show: bool = True) -> None:
         self._events.append(rank, event, text)

@@ -1,9 +1,9 @@
 """The decisions in a run of real processes, which the coordinator executes.
 
-:class:`Lifecycle` uses no process, socket, file or clock. It takes messages from nodes and about their
-processes, each with its time of arrival. It decides which faults happen and when, which nodes are considered
-dead, which are restarted, in which round a node that starts or returns meets the others, whether the run can
-continue, and when and why it ends.
+:class:`Lifecycle` uses no process, socket, file or clock, and calls nothing that does. It takes messages from
+nodes and about their processes, each with its time of arrival, and returns what is to be done. It decides which
+faults happen and when, which nodes are considered dead, which are restarted, in which round a node that starts or
+returns meets the others, whether the run can continue, and when and why it ends.
 
 A node that starts late or returns is introduced. The others are notified, and answer with their rounds. Then
 the node learns its first round, and it and each of the others learn from which round on they wait for each
@@ -14,14 +14,14 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
 from gossamer.faults import FaultEvent, FaultInterval, StartFrom
-from gossamer.node.rejoin import rejoin_round
+from gossamer.node.rejoin import earliest_round, rejoin_round
 from gossamer.results.formatting import some
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
@@ -33,14 +33,12 @@ from gossamer.runtime.processes.protocol import (
     Meet,
     Signal,
     Tell,
+    ToPool,
     Violation,
     report_every_s,
 )
 from gossamer.runtime.recording import EARLY, end_is_due, ended_early
 from gossamer.runtime.setup import Setup
-
-if TYPE_CHECKING:
-    from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 
 END_S = 30.0
 """Seconds without a message after which nodes that should end are killed."""
@@ -53,8 +51,61 @@ REPORT_WAITS_S = 30.0
 """Seconds without a completed round after which the user is told, repeatedly, what nodes wait for."""
 
 
-class EndOfRun(Exception):
-    """The run must end gracefully: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
+@dataclass(frozen=True)
+class RecordEvent:
+    """Write an event of a node, or of the run (None), and show it to the user unless ``show`` is False."""
+
+    rank: int | None
+    event: str
+    text: str
+    show: bool = True
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show a text to the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Without:
+    """Stop waiting for a node. Its values for incomplete evaluation points count only if ``keep``. A node that is not
+    ``gone`` is frozen or unreachable, and its last value counts for the target."""
+
+    rank: int
+    keep: bool
+    gone: bool = True
+
+
+@dataclass(frozen=True)
+class Rejoin:
+    """Let a node take part (again) from round ``first`` on. ``together`` gives, for each other node, the round from
+    which on the two wait for each other. A new process begins with the model ``start_from``, which is None for a
+    process that was only considered dead."""
+
+    rank: int
+    first: int
+    together: list[tuple[int, int]]
+    start_from: StartFrom | None
+
+
+@dataclass(frozen=True)
+class End:
+    """End the run gracefully: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Fail:
+    """End the run, which can't continue."""
+
+    error: RunFailed
+
+
+Decision = ToPool | RecordEvent | Show | Without | Rejoin | End | Fail
+"""What the coordinator executes. Nothing after an end or a failure counts."""
 
 
 @dataclass(eq=False)
@@ -82,24 +133,14 @@ class NodeState:
 
 
 class Lifecycle:
-    """The decisions of one run, in seconds of one clock.
+    """The decisions of one run, in seconds of one clock. ``rounds`` holds the nodes' completed rounds at the
+    checkpoint from which the run resumes; nodes that it lacks were lost."""
 
-    ``has_room`` tells whether there is a free slot for a node's process. ``rounds`` holds the nodes' completed
-    rounds at the checkpoint from which the run resumes; nodes that it lacks were lost. :meth:`take` and
-    :meth:`run_due` raise :class:`EndOfRun` when the run must end gracefully, and
-    :class:`~gossamer.errors.RunFailed` when it can't continue."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        coordinator: Coordinator,
-        has_room: Callable[[int], bool],
-        rounds: Mapping[int, int] | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup, rounds: Mapping[int, int] | None = None) -> None:
         experiment = self._experiment = setup.experiment
         assert isinstance(experiment.engine, Processes)
-        self._setup, self._options, self._has_room = setup, experiment.engine, has_room
-        self._coordinator = coordinator
+        self._setup, self._options = setup, experiment.engine
+        self._decisions: list[Decision] = []  # since the last call
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._gathers = experiment.algorithm.gathers
         self._needs_all = experiment.gather.lost_peer == "fail"
@@ -130,9 +171,9 @@ class Lifecycle:
         self._end_reason: str | None = None
         self._ending = False
 
-    # --- the driver's side
+    # --- events
 
-    def start(self, now: float) -> None:
+    def start(self, now: float) -> list[Decision]:
         """Start the nodes that are present from the beginning."""
         self._now = now
         self._start_deadline = now + self._options.start_timeout_s
@@ -144,44 +185,43 @@ class Lifecycle:
             if rank not in self._rounds:
                 self.away[rank] = f"node {rank} was lost before the run was resumed"
             if rank in self.away:
-                self._coordinator.without(rank, keep=False)
+                self._decide(Without(rank, keep=False))
             else:
                 self._start_node(rank, "initial")
+        return self._decided()
 
-    @property
-    def up(self) -> bool:
-        return all(node.address for node in self.nodes.values())
-
-    def begin(self, now: float) -> None:
+    def begin(self, now: float) -> list[Decision]:
+        """All nodes are up."""
         self._now = self._began = self._last_progress_at = self._silence_checked_at = now
         for rank, why in sorted(self.away.items()):
             self._tell_all(self._present(), Lost(rank, why))
-            self._coordinator.record(rank, "absent", why)
+            self._record(rank, "absent", why)
         for node in self.nodes.values():
             node.met = True
         self._tell_all(sorted(self.alive), self._addresses())
         self._tell_all(sorted(self.alive), protocol.Go(now))
         for fault in self._initial_faults:
             self._execute(fault)
+        return self._decided()
 
-    def timeout(self, now: float, longest: float) -> float:
-        if self._began is None:
-            return longest
-        due = min([self._began + self._fault_queue.next_s, *self._frozen.values()])
-        return min(max(due - now, 0.0), longest)
-
-    def run_due(self, now: float) -> None:
-        """Take the actions that are due. Must be called after all messages that have arrived were taken."""
+    def run_due(self, now: float) -> list[Decision]:
+        """Decide what is due. Must be called after all messages that have arrived were taken."""
         self._now = now
         if self._end_reason is not None:
-            raise EndOfRun(self._end_reason)
-        if self._began is not None:
+            self._decide(End(self._end_reason))
+        elif self._began is not None:
             self._check_nodes(now - self._began)
         elif now > self._start_deadline:
             late = [node.rank for node in self.nodes.values() if node.address is None]
-            raise RunFailed(
-                f"nodes {late} were not up within engine.start_timeout_s = {self._options.start_timeout_s}"
-            )
+            limit = f"engine.start_timeout_s = {self._options.start_timeout_s}"
+            self._fail(f"nodes {late} were not up within {limit}")
+        return self._decided()
+
+    def restart(self, rank: int, now: float) -> list[Decision]:
+        """There is room for the new process of a node that is :attr:`to_restart`."""
+        self._now = now
+        self._start_node(rank, self._restarting.pop(rank))
+        return self._decided()
 
     def _check_nodes(self, now_s: float) -> None:
         for fault in self._fault_queue.due(now_s):
@@ -189,9 +229,6 @@ class Lifecycle:
         for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
             del self._frozen[rank]
             self._lose(rank, f"node {rank} is frozen", keep=True)
-        for rank in [rank for rank in self._restarting if rank not in self.alive]:
-            if self._has_room(rank):
-                self._start_node(rank, self._restarting.pop(rank))
         self._check_silence()
         self._report_waits()
         self._check_end()
@@ -207,23 +244,28 @@ class Lifecycle:
             node.silent_s += 0.0 if node.frozen else min(passed_s, 2 * CHECK_SILENCE_S)
             if node.silent_s > self._longest_silence_s:
                 what = "was not up within" if node.address is None else "did not answer for"
-                self._coordinator.do(Signal(node.rank, signal.SIGKILL))
+                self._decide(Signal(node.rank, signal.SIGKILL))
                 self._exited(node, f"it {what} {self._longest_silence_s:g} s (engine.start_timeout_s)")
 
     def end(self, reason: str) -> None:
         """End the run gracefully, for this reason: "time", "bytes", "target", "diverged" or "stopped"."""
         self._end_reason = self._end_reason or reason
 
-    def take(self, rank: int, message: protocol.FromProcess, now: float) -> None:
+    def take(self, rank: int, message: protocol.FromProcess, now: float) -> list[Decision]:
+        """A message from a node, or about its process, has arrived."""
         self._now, node = now, self.nodes[rank]
         if isinstance(message, protocol.Exited):
             self._exited(node, message.how)
-            return
-        self._last_message_at = now
+        else:
+            self._heard(node, message)
+        return self._decided()
+
+    def _heard(self, node: NodeState, message: protocol.FromNode) -> None:
+        rank, self._last_message_at = node.rank, self._now
         if not (node.planned or rank in self._awaited):
             node.silent_s = 0.0
         if not isinstance(message, protocol.Progress):
-            self._last_result_at = now
+            self._last_result_at = self._now
         # A node that was considered dead, and is not about to leave, has sent a message.
         back = rank in self.away and node.met
         if back and not (node.arriving or node.leaving or node.planned):
@@ -268,7 +310,7 @@ class Lifecycle:
                     node.round = round
                 if node.leaving and not self._ending:
                     why = f"node {node.rank} left after round {node.round}"
-                    self._coordinator.record(node.rank, "left", why)
+                    self._record(node.rank, "left", why)
                     self._gone(node, why, keep=True)
             case protocol.CurrentRound(rank=about, round=round):
                 if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
@@ -286,7 +328,7 @@ class Lifecycle:
             case protocol.Unreachable(rank=peer, why=why) if not self._ending:
                 self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
             case protocol.Failed(text=text, round=failed_in, traceback=trace):
-                raise RunFailed(text, node=node.rank, round=failed_in, traceback=trace)
+                self._fail(text, node=node.rank, round=failed_in, traceback=trace)
 
     def _addresses(self) -> protocol.Addresses:
         nodes = self.nodes.values()
@@ -296,10 +338,27 @@ class Lifecycle:
         if round > node.round:
             node.round, self._last_progress_at = round, self._now
 
+    # --- what the driver asks
+
+    @property
+    def up(self) -> bool:
+        return all(node.address for node in self.nodes.values())
+
+    @property
+    def to_restart(self) -> list[int]:
+        """The nodes that need a new process, now that their last one has ended."""
+        return [rank for rank in self._restarting if rank not in self.alive]
+
+    def timeout(self, now: float, longest: float) -> float:
+        if self._began is None:
+            return longest
+        due = min([self._began + self._fault_queue.next_s, *self._frozen.values()])
+        return min(max(due - now, 0.0), longest)
+
     # --- ending
 
-    def finish(self, reason: str, checkpoint: int | None, now: float) -> None:
-        """After :class:`EndOfRun`: tell every node to end, with ``checkpoint`` as the last one if given."""
+    def finish(self, reason: str, checkpoint: int | None, now: float) -> list[Decision]:
+        """After :class:`End`: tell every node to end, with ``checkpoint`` as the last one if given."""
         self._now = self._last_message_at = self._last_result_at = now
         self._ending = True
         nodes = [self.nodes[rank] for rank in self.awaited()]
@@ -310,7 +369,8 @@ class Lifecycle:
             sorted(self.alive), Finish(reason, checkpoint, end_is_due(self._setup, reason, rounds))
         )
         if reason == "rounds" and ended_early(self._setup, rounds):
-            self._coordinator.record(None, "ended-early", EARLY)
+            self._record(None, "ended-early", EARLY)
+        return self._decided()
 
     def over(self, now: float) -> bool:
         """Whether all awaited nodes have delivered their last model, or have been silent for too long."""
@@ -318,13 +378,14 @@ class Lifecycle:
         silent = now > self._last_message_at + END_S
         return not waiting or silent or now > self._last_result_at + LAST_S
 
-    def give_up(self) -> None:
+    def give_up(self) -> list[Decision]:
         """Kill the nodes that did not end with the others. The others' outcome stands."""
         for rank in sorted(self.alive):
             if not self.nodes[rank].final:
-                self._coordinator.do(Signal(rank, signal.SIGKILL))
-                self._coordinator.show(f"node {rank} did not end with the others, and was killed")
+                self._decide(Signal(rank, signal.SIGKILL))
+                self._decide(Show(f"node {rank} did not end with the others, and was killed"))
                 self._exited(self.nodes[rank], "killed by SIGKILL")
+        return self._decided()
 
     def awaited(self) -> list[int]:
         """The nodes whose rounds the run waits for: those that are present or will return."""
@@ -355,17 +416,17 @@ class Lifecycle:
             nodes = [self.nodes[rank] for rank in self._present()]
             if waits := {node.rank: node.waits for node in nodes if node.waits and not node.done}:
                 returned = {node.rank: node.round for node in nodes if node.done}
-                self._coordinator.show(
-                    f"no round has ended for {REPORT_WAITS_S:g} s: {describe_waits(waits, returned)}"
+                self._decide(
+                    Show(f"no round has ended for {REPORT_WAITS_S:g} s: {describe_waits(waits, returned)}")
                 )
 
     def _check_end(self) -> None:
         awaited = self.awaited()
         # A node that is about to leave has returned early; it may be the last one, or come back.
         if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
-            raise EndOfRun("rounds")
-        if not self.alive and not self._expects_return():
-            raise RunFailed(f"no node is left: {'; '.join(self.away.values())}")
+            self._decide(End("rounds"))
+        elif not self.alive and not self._expects_return():
+            self._fail(f"no node is left: {'; '.join(self.away.values())}")
 
     # --- faults
 
@@ -375,7 +436,7 @@ class Lifecycle:
     def _execute(self, fault: FaultEvent) -> None:
         rank = fault.node
         if rank is None:
-            self._coordinator.record(None, fault.what, fault.detail)
+            self._record(None, fault.what, fault.detail)
             return
         node = self.nodes.get(rank)
         if fault.what == "return":
@@ -384,7 +445,7 @@ class Lifecycle:
             return
         elif fault.what == "crash":
             node.planned = True
-            self._coordinator.do(Signal(rank, signal.SIGKILL))
+            self._decide(Signal(rank, signal.SIGKILL))
         elif fault.what == "leave":
             node.leaving = True
             self._tell(rank, protocol.Command("leave"))
@@ -393,19 +454,19 @@ class Lifecycle:
         elif fault.what == "freeze":
             node.frozen = True
             self._frozen[rank] = self._now + self._experiment.failures.detection_s
-            self._coordinator.do(Signal(rank, signal.SIGSTOP))
-            self._coordinator.record(rank, "frozen", f"node {rank} is frozen")
+            self._decide(Signal(rank, signal.SIGSTOP))
+            self._record(rank, "frozen", f"node {rank} is frozen")
         elif fault.what == "thaw":
             self._thaw(node)
         else:
-            self._coordinator.record(rank, fault.what, fault.detail)
+            self._record(rank, fault.what, fault.detail)
 
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
             self._frozen.pop(node.rank, None)
-            self._coordinator.do(Signal(node.rank, signal.SIGCONT))
-            self._coordinator.record(node.rank, "thawed", f"node {node.rank} continues")
+            self._decide(Signal(node.rank, signal.SIGCONT))
+            self._record(node.rank, "thawed", f"node {node.rank} continues")
 
     def _bring_back(self, rank: int, start_from: StartFrom) -> None:
         """Restart a node, as soon as its last process has ended."""
@@ -420,9 +481,7 @@ class Lifecycle:
             node = NodeState(rank, incarnation, start_from, before.restarts, before.round)
         self.nodes[rank] = node
         self.alive.add(rank)
-        self._coordinator.do(
-            Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())])
-        )
+        self._decide(Fork(rank, node.incarnation, [crash.round for crash in self._at_rounds.get(rank, ())]))
 
     # --- nodes that are away
 
@@ -432,15 +491,16 @@ class Lifecycle:
             return
         self.killed = True
         text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
-        self._coordinator.record(node.rank, "lost", text, show=False)
+        self._decide(RecordEvent(node.rank, "lost", text, show=False))
         if not node.planned:
             self._unplanned[node.rank] = text
         if self._ending:
             return
         restart = self._options.restart == "always" and node.restarts < self._options.restart_limit
         if self._began is None or (self._needs_all and not (node.planned or restart)):
-            raise RunFailed(text, node=node.rank, round=node.round)
-        self._coordinator.show(text)
+            self._fail(text, node=node.rank, round=node.round)
+            return
+        self._decide(Show(text))
         self._gone(node, text, keep=False)
         if restart and not node.planned:
             node.restarts += 1
@@ -462,11 +522,12 @@ class Lifecycle:
         if peer.leaving or peer.planned or peer.frozen:  # planned by the experiment
             return
         if rank not in self.away:
-            self._coordinator.record(node.rank, "unreachable", text)
+            self._record(node.rank, "unreachable", text)
             self._unplanned[rank] = text
         if self._needs_all:
-            raise RunFailed(text, node=node.rank)
-        self._lose(rank, text, keep=True)
+            self._fail(text, node=node.rank)
+        else:
+            self._lose(rank, text, keep=True)
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
         """Make the other nodes stop waiting for a node and sending to it."""
@@ -475,11 +536,11 @@ class Lifecycle:
         if rank not in self.away:
             self.away[rank] = why
             self._tell_all(self._present(), Lost(rank, why, incarnation))
-            self._coordinator.without(rank, keep=keep, gone=incarnation is not None)
+            self._decide(Without(rank, keep, gone=incarnation is not None))
         elif (
             incarnation is not None
         ):  # the others already go on without it, but its last value counted until now
-            self._coordinator.without(rank, keep=keep)
+            self._decide(Without(rank, keep))
         self._introduce_next()
 
     def _present(self) -> list[int]:
@@ -507,7 +568,8 @@ class Lifecycle:
 
     def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
         round = rounds.pop(node.rank, node.round)
-        earliest = round + 1 if node.met or (self._gathers and node.incarnation) else round
+        again = node.met or (self._gathers and node.incarnation > 0)
+        earliest = earliest_round(round, self._experiment.stop.rounds, again=again)
         first, together = (
             rejoin_round(rounds, earliest) if self._gathers else (earliest, dict.fromkeys(sorted(rounds), 0))
         )
@@ -518,15 +580,30 @@ class Lifecycle:
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
-        self._coordinator.rejoin(
-            node.rank, first, list(together.items()), None if node.met else node.start_from
-        )
+        start_from = None if node.met else node.start_from
+        self._decide(Rejoin(node.rank, first, list(together.items()), start_from))
         kind = "returned" if node.incarnation or node.met else "joined"
-        self._coordinator.record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
+        self._record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
         node.met = True
 
+    # --- decisions
+
+    def _decide(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+
+    def _decided(self) -> list[Decision]:
+        """The decisions since the last call."""
+        decisions, self._decisions = self._decisions, []
+        return decisions
+
+    def _record(self, rank: int | None, event: str, text: str) -> None:
+        self._decide(RecordEvent(rank, event, text))
+
+    def _fail(self, text: str, **where: Any) -> None:
+        self._decide(Fail(RunFailed(text, **where)))
+
     def _tell(self, rank: int, message: protocol.ToNode) -> None:
-        self._coordinator.do(Tell(rank, message))
+        self._decide(Tell(rank, message))
 
     def _tell_all(self, ranks: Iterable[int], message: protocol.ToNode) -> None:
         for rank in ranks:

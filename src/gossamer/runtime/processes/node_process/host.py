@@ -31,6 +31,7 @@ from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import TrainJob
 from gossamer.messages import encode
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
+from gossamer.node.expectations import Form
 from gossamer.node.setup import Presence
 from gossamer.process_memory import available_bytes, private_bytes
 from gossamer.results.checkpoints import RunCheckpoint
@@ -111,7 +112,9 @@ class ComputeResources:
         experiment = setup.experiment
         self._setup = setup
         self.rows = Rows(setup.layout.size)
-        self.trainer = trainer_of(setup.trainer)(setup.task, experiment.optimizer, self.rows)
+        self.trainer = trainer_of(setup.trainer)(
+            setup.task, experiment.optimizer, self.rows, rule=experiment.gradient
+        )
         samples = experiment.evaluation.samples
         self.evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
         self._freed_bytes: int | None = None  # memory that a step allocated and freed
@@ -272,7 +275,9 @@ class NodeHost:
     ) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, call)
 
-    def send(self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...]) -> list[Sending]:
+    def send(
+        self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
+    ) -> list[Sending]:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.layers.newcomer import run_newcomer
 from gossamer.messages import raw
 from gossamer.messages.tags import Model
 from gossamer.node import NodeRuntime
-from gossamer.node.rejoin import run_newcomer
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.node.shown import CompleteModel
 from gossamer.process_memory import private_bytes
