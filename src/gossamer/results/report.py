@@ -316,7 +316,7 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
 def _rings(run: Run, drawn: Iterable[int]) -> list[dict[str, Any]]:
     """The drawn nodes that each selector has chosen, with what it chose them for. A selector that chose all nodes tells none
     apart."""
-    rings = []
+    rings = list[dict[str, Any]]()
     for field, ranks in run.chosen.items():
         section, number, _ = field.split(".")
         if len(ranks) < run.nodes and (ringed := sorted({*ranks}.intersection(drawn))):

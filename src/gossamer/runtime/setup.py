@@ -87,15 +87,6 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # only a simulation has to model frozen nodes
     try_out_network(experiment.network, nodes, seed)
-    first = TopologySchedule(experiment.topology, nodes, seed)  # numbers of samples do not change its graphs
-    graph = None if first.sampled else cache(first.first_graph)
-    choose = partial(chosen, nodes=nodes, seed=seed, graph=graph)
-    faults = FaultSchedule(experiment.faults, nodes, seed, graph)
-    fields = {f"poison.{number}.at": poison.at for number, poison in enumerate(experiment.poison)}
-    poisoned_ranks = {field: choose(selector, field=field) for field, selector in fields.items()}
-    network = faults.network(experiment.network, frozen=virtual)
-    _check_network(experiment, network)
-    _check_faults(experiment, faults)
     holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
     if not holders:
         raise BadInput(
@@ -121,6 +112,14 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     counted = label_counts(task, parts) if "label_counts" in topology.asked else None
     topology.give(samples=tuple(samples), label_counts=counted)
     topology.check()
+    graph = None if topology.sampled else cache(lambda: topology.graph(0).to_networkx())
+    choose = partial(chosen, nodes=nodes, seed=seed, graph=graph)
+    faults = FaultSchedule(experiment.faults, nodes, seed, graph)
+    network = faults.network(experiment.network, frozen=virtual)
+    _check_network(experiment, network)
+    _check_faults(experiment, faults)
+    fields = {f"poison.{number}.at": poison.at for number, poison in enumerate(experiment.poison)}
+    poisoned_ranks = {field: choose(selector, field=field) for field, selector in fields.items()}
 
     def other_task(component: Component) -> Task:
         other = load_task(component, experiment.data_root, seed)

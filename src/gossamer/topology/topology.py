@@ -333,12 +333,6 @@ class TopologySchedule:
         """The graph of a round. Rounds that share a graph get the same object while it is cached."""
         return self._at(round).graph
 
-    def first_graph(self) -> NetworkX:
-        """The graph of round 0, in which selectors choose nodes by their place. BadInput if it is not connected but has to
-        be."""
-        self._check_connected()
-        return self.graph(0).to_networkx()
-
     def neighbors(
         self, rank: int, round: int, direction: Direction = "both", layer: str | None = None
     ) -> tuple[int, ...]:
@@ -384,13 +378,6 @@ class TopologySchedule:
         possible links. Later draws of a random topology are connected by construction."""
         for layer in self._layers.values():
             layer.check()
-        self._check_connected()
-        if _is_own(self._weights(self._at(0))) and not self.sampled:
-            first = self.graph(0)
-            for rank in {0, max(range(self.nodes), key=lambda rank: first.degree(rank, "in"))}:
-                self.mixing_weights(rank, 0)
-
-    def _check_connected(self) -> None:
         rounds = range(self.topology.cycle(self.nodes))
         graph = union([self._combined(r, None) if self._parts else self.graph(r) for r in rounds])
         if self.sampled:
@@ -403,6 +390,10 @@ class TopologySchedule:
                 problem += f", without neighbours: {ranks}{more} (ranks count from 0)"
             accepted = f"a connected graph, or {self._purpose}.allow_disconnected: true"
             raise BadInput(f"{self._purpose}: {problem}; accepted: {accepted}")
+        if _is_own(self._weights(self._at(0))) and not self.sampled:
+            first = self.graph(0)
+            for rank in {0, max(range(self.nodes), key=lambda rank: first.degree(rank, "in"))}:
+                self.mixing_weights(rank, 0)
 
     def _at(self, round: int) -> _DrawnGraph:
         if self._last is not None and self._last[0] == round:  # the usual case in a synchronous run
