@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
+import numpy as np
 import polars as pl
 import pytest
 
@@ -18,7 +20,7 @@ from gossamer.network.compute import SlowNodes
 from gossamer.results.report import page_data
 from gossamer.runtime.setup import prepare
 from gossamer.selector import Selector, chosen
-from gossamer.topology import TopologySchedule
+from gossamer.topology import Graph, Topology, TopologySchedule
 
 SEED = 7
 TREE: nx.Graph[int] = nx.Graph([(0, 1), (1, 2), (2, 3), (2, 4)])
@@ -245,6 +247,22 @@ def test_places_are_those_in_the_graph_of_round_0() -> None:
     hubs = [min(range(12), key=lambda rank: (-graphs.graph(k).degree(rank), rank)) for k in range(4)]
     assert len(set(hubs)) > 1
     assert prepare(experiment).description()["chosen"] == {"faults.0.nodes": [hubs[0]]}
+
+
+class Around(Topology):
+    """A star around the node with the most samples."""
+
+    def draw(self, nodes: int, rng: np.random.Generator, round: int, samples: Sequence[int] = ()) -> Graph:
+        hub = int(np.argmax(samples))
+        return Graph(nodes, [(hub, rank) for rank in range(nodes) if rank != hub])
+
+
+def test_first_graph_may_depend_on_what_nodes_hold() -> None:
+    uneven = {"partition": {"name": "dirichlet", "alpha": 0.3}, "topology": {"name": f"{__name__}:Around"}}
+    setup = prepare(described(**uneven, faults=[crash({"degree_rank": 0})]))
+    most = max(range(5), key=lambda rank: len(setup.parts[rank]))
+    assert most > 0
+    assert setup.chosen == {"faults.0.nodes": (most,)}
 
 
 class Away(Fault):
