@@ -61,6 +61,7 @@ def synthetic(
         "algorithm": {"name": "d-psgd", "local_steps": 5},
         "evaluation": {"every_s": 5.0} if asynchronous else {"every_rounds": 10},
         "engine": {"name": "simulate"},
+        **({"poison": [{"name": "patch", "set_name": "ood"}]} if poisoned else {}),
         **(experiment or {}),
     }
     folder = RunFolder.create(

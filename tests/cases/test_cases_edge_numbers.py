@@ -21,6 +21,7 @@ from gossamer.learning.learning_rate import LearningRateSchedule
 from gossamer.network import ComputeProfile, Conditions, Network
 from gossamer.network.network import Path as NetworkPath
 from gossamer.runtime.setup import prepare
+from gossamer.selector import Selector
 
 EDGES = (1e308, -1, math.nan, math.inf, 2**63)
 
@@ -175,11 +176,13 @@ def numeric(model: type[Section], given: dict[str, Any]) -> Iterator[tuple[str, 
         value = given.get(field)
         if inner is not None and isinstance(value, dict):
             yield from ((f"{field}.{more}", number) for more, number in numeric(inner, value))
-        elif inner is not None and isinstance(value, list):
+        elif inner is not None and inner is not Selector and isinstance(value, list):
             yield from ((f"{field}.0.{more}", number) for more, number in numeric(inner, value[0]))
-        elif types & {int, float}:
+        elif inner is Selector or types & {int, float}:
             yield field, value
-            if tuple in types or list in types:
+            if (
+                inner is Selector or tuple in types or list in types
+            ):  # a selector may be a number, or a list of ranks
                 yield f"{field}.0", value
 
 

@@ -326,12 +326,12 @@ def test_nodes_are_coloured_by_metric_and_poisoned_ones_ringed(tmp_path: Path) -
     run = synthetic(tmp_path, rounds=(0, 20, 40), poisoned=(3, 5))
     page = write_report([run], tmp_path / "report.html")
     [data] = page_data([run])["runs"]
-    assert data["poisoned"] == [3, 5]
+    assert data["rings"] == [{"label": "patch (poison.0)", "ranks": [3, 5], "colour": 1}]
     shown = opened(page, tmp_path, "#colour=ood_accuracy&point=1")
     panel = shown[shown.index('id="topology"') : shown.index('id="topology-note"')]
     assert panel.count('class="ring"') == 2
     assert "ood accuracy" in panel
-    assert "ringed: poisoned training data" in shown
+    assert 'ringed: <span style="color: var(--c1)">patch (poison.0)</span>' in shown
     assert node_colours(shown) != node_colours(opened(page, tmp_path, "#colour=test_accuracy&point=1"))
     assert "error" not in body(shown)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import networkx as nx
 import numpy as np
 import polars as pl
 import pytest
@@ -226,7 +225,7 @@ def many():
 def test_label_flips_are_symmetric_and_keep_inputs():
     task = Digits().load(None, 1)
     flip = LabelFlip(share=0.6, at={"rank": 0})
-    noisy, _, _ = poisoned(task, [np.arange(task.samples)], [flip], nx.Graph, 3, load)
+    noisy, _ = poisoned(task, [np.arange(task.samples)], [flip], [[0]], 3, load)
     assert torch.equal(noisy.train[0], task.train[0])
     flipped = (noisy.train[1] != task.train[1]).numpy()
     assert flipped.sum() == round(0.6 * task.samples)
@@ -306,11 +305,11 @@ def test_user_poison_is_applied_and_saved():
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
-        ([patch(at={"rank": 5})], "poison.0 'patch': at.rank: 5; accepted: 0 to 4"),
-        ([patch(at={"degree_rank": 5})], "poison.0 'patch': at.degree_rank: 5; accepted: 0 to 4"),
+        ([patch(at={"rank": 5})], "poison.0.at.rank: node 5 of 5 nodes; accepted: ranks 0 to 4"),
+        ([patch(at={"degree_rank": 5})], "poison.0.at.degree_rank: 5; accepted: 0 to 4"),
         (
             [patch(at={"hops_from": {"rank": 0, "hops": 4}})],
-            "poison.0 'patch': at.hops_from.hops: 4; accepted: 1 to 3",
+            "poison.0.at.hops_from.hops: 4; accepted: 1 to 3",
         ),
         ([patch(target=10)], "poison.0 'patch': target: 10; accepted: 0 to 9"),
         (
@@ -346,7 +345,7 @@ def test_inapplicable_poison_is_refused_before_the_run(poison, message):
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
-        ([patch(at={})], "poison.0.at: .*accepted: one of rank, ranks, degree_rank"),
+        ([patch(at={})], "poison.0.at: .*accepted: one of rank, ranks, count, fraction"),
         ([patch(at={"rank": 1, "ranks": [2]})], "poison.0.at: .*one of rank"),
         ([patch(share=0)], "poison.0.share: "),
         (["pach"], "poison.0: unknown name 'pach'"),
@@ -375,7 +374,8 @@ def test_poison_needs_samples_and_a_fixed_graph():
         topology={"name": "cyclon", "view": 3, "shuffle": 2},
     )
     with pytest.raises(
-        BadInput, match="poison.0 'patch': at: a place in the graph, .*; accepted: rank, ranks"
+        BadInput,
+        match="poison.0.at: degree_rank is a place in the graph, .*; accepted: rank, ranks, count, fraction, all",
     ):
         prepare(sampled)
 
@@ -393,6 +393,6 @@ def test_topology_error_is_not_blamed_on_the_poison(tmp_path):
 def test_patch_value_can_be_set():
     task = Digits().load(None, 1)
     patch = Patch(share=1.0, at={"rank": 0}, value=0.5)
-    changed, _, _ = poisoned(task, [np.arange(10)], [patch], nx.Graph, 1, load)
+    changed, _ = poisoned(task, [np.arange(10)], [patch], [[0]], 1, load)
     assert (changed.train[0][:10, :, -3:, -3:] == 0.5).all()
     assert torch.equal(changed.train[0][10:], task.train[0][10:])

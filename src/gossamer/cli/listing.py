@@ -107,15 +107,22 @@ def _parameters(definition: dict[str, Any]) -> dict[str, Any]:
     return {key: node for key, node in definition["properties"].items() if "const" not in node}
 
 
+def _node(definition: dict[str, Any], key: str) -> dict[str, Any]:
+    """A parameter's schema, with the short forms of a mapping that has some."""
+    node: dict[str, Any] = definition["properties"][key]
+    inner = definition.get("$defs", {}).get(str(node.get("$ref")).rpartition("/")[2], {})
+    return {"default": node.get("default"), "anyOf": inner["anyOf"]} if "anyOf" in inner else node
+
+
 def _default(definition: dict[str, Any], key: str) -> str:
     """A parameter's default in YAML, or its type if a value is required."""
-    node = definition["properties"][key]
+    node = _node(definition, key)
     return f"({type_text(node)})" if key in definition["required"] else _yaml(node.get("default"))
 
 
 def _described(definition: dict[str, Any], key: str) -> str:
     """A parameter's type, default and meaning."""
-    node = definition["properties"][key]
+    node = _node(definition, key)
     default = "required" if key in definition["required"] else f"default {_default(definition, key)}"
     text = f": {node['description']}" if "description" in node else ""
     return f"{type_text(node)}; {default}{text}"

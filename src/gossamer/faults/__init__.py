@@ -5,6 +5,7 @@ from gossamer.faults.fault import FaultEvent as FaultEvent
 from gossamer.faults.fault import FaultEventQueue as FaultEventQueue
 from gossamer.faults.fault import FaultInterval as FaultInterval
 from gossamer.faults.fault import FaultSchedule as FaultSchedule
+from gossamer.faults.fault import Nodes as Nodes
 from gossamer.faults.fault import RoundCrash as RoundCrash
 from gossamer.faults.fault import StartFrom as StartFrom
 from gossamer.faults.kinds import Crash as Crash

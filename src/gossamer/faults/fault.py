@@ -14,30 +14,21 @@ from itertools import count
 from operator import attrgetter
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import PlainSerializer, model_validator
 
 from gossamer.config.ranges import PositiveSeconds, Seconds
 from gossamer.config.registry import Component
-from gossamer.config.validation import accepting
 from gossamer.errors import BadInput
 from gossamer.network import ComputeProfile, Conditions, Network, Path, Slowdowns, SlowdownWindow
-from gossamer.network.inputs import check_ranks
 from gossamer.network.network import states_of
-from gossamer.randomness import generator
+from gossamer.selector import FirstGraph, Selector, chosen
 
 StartFrom = Literal["checkpoint", "initial", "neighbor"]
 """The model with which a node starts when it joins or returns: its newest checkpoint (or its initial model,
 if it has none), its initial model, or the model of a neighbour."""
 
-Nodes = Annotated[
-    tuple[NonNegativeInt, ...]
-    | Annotated[int, Field(ge=1, strict=True)]
-    | Annotated[float, Field(gt=0, lt=1, strict=True)]
-    | Literal["all"],
-    accepting("a list of ranks from 0, a number of nodes from 1, a fraction of them below 1, or 'all'"),
-]
-"""The nodes that a fault affects: a list of ranks, a number or a fraction of nodes (drawn with the
-experiment's seed), or all."""
+Nodes = Annotated[Selector, PlainSerializer(Selector.short)]
+"""The nodes that a fault affects. Experiments are saved with the short form, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +96,8 @@ class FaultPlan:
 
 
 class Fault(Component):
-    """Base class of faults, which are the same under both engines."""
+    """Base class of faults, which are the same under both engines. If a fault has a field ``nodes`` of type
+    :data:`Nodes`, a run chooses these nodes once, and plans a copy whose ``nodes`` are their ranks."""
 
     @abstractmethod
     def plan(self, nodes: int, seed: int, field: str) -> FaultPlan:
@@ -132,20 +124,12 @@ class TemporaryFault(Fault):
         return math.inf if self.to_s is None else self.to_s
 
 
-def select_ranks(chosen: Nodes, nodes: int, seed: int, field: str) -> tuple[int, ...]:
-    """The ranks of the nodes that a fault affects, ascending. Arguments and errors are as in
-    :meth:`Fault.plan`."""
-    if chosen == "all":
-        return tuple(range(nodes))
-    if isinstance(chosen, tuple):
-        check_ranks(chosen, nodes, f"{field}.nodes")
-        return tuple(sorted(set(chosen)))
-    assert not isinstance(chosen, str)
-    count = chosen if isinstance(chosen, int) else int(chosen * nodes + 0.5)
-    if not 1 <= count <= nodes:
-        raise BadInput(f"{field}.nodes: {count} of {nodes} nodes; accepted: 1 to {nodes}")
-    drawn = generator(seed, f"{field}.nodes").choice(nodes, count, replace=False)
-    return tuple(sorted(int(rank) for rank in drawn))
+def select_ranks(
+    selector: Selector, nodes: int, seed: int, field: str, graph: FirstGraph | None = None
+) -> tuple[int, ...]:
+    """The ranks of the nodes that a fault affects, ascending. Arguments and errors are as in :meth:`Fault.plan`, and
+    ``graph`` is as in :func:`~gossamer.selector.chosen`."""
+    return chosen(selector, nodes=nodes, seed=seed, field=f"{field}.nodes", graph=graph)
 
 
 AWAY = ("crash", "leave", "join")
@@ -168,17 +152,27 @@ class FaultEvent:
 
 
 class FaultSchedule:
-    """The faults of an experiment, for a number of nodes. BadInput for faults that do not fit this number.
+    """The faults of an experiment, for a number of nodes. ``graph`` returns the graph of round 0, if it is needed; None if
+    nodes sample their neighbours. BadInput for faults that do not fit these nodes.
 
     Attributes:
+        chosen: the chosen nodes, by the field that chooses them.
         affected: the nodes that may be away at some point.
         at_rounds: node -> its crashes after a number of completed rounds.
         freezes: whether any node ever freezes.
         asks_neighbors: whether a node may start with the model of a neighbour.
         settled_s: the end of all faults except the endless ones; ``math.inf`` if no fault is endless."""
 
-    def __init__(self, faults: Sequence[Fault], nodes: int, seed: int) -> None:
-        self._faults, self._nodes, self._seed = faults, nodes, seed
+    def __init__(
+        self, faults: Sequence[Fault], nodes: int, seed: int, graph: FirstGraph | None = None
+    ) -> None:
+        self._faults, self._nodes, self._seed = list(faults), nodes, seed
+        self.chosen: dict[str, tuple[int, ...]] = {}
+        for number, fault in enumerate(faults):
+            field, selector = f"faults.{number}", getattr(fault, "nodes", None)
+            if isinstance(selector, Selector):
+                ranks = self.chosen[f"{field}.nodes"] = select_ranks(selector, nodes, seed, field, graph)
+                self._faults[number] = fault.model_copy(update={"nodes": Selector(ranks=ranks)})
         plans = self._plans()
         self.affected = frozenset(rank for plan in plans for rank in plan.affected)
         self.at_rounds: dict[int, list[RoundCrash]] = {}

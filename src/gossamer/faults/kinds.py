@@ -30,8 +30,9 @@ from gossamer.faults.fault import (
     select_ranks,
 )
 from gossamer.network import Path, SlowdownWindow
-from gossamer.network.inputs import check_ranks, check_rows, read_csv
+from gossamer.network.inputs import check_rows, read_csv
 from gossamer.randomness import generator
+from gossamer.selector import check_ranks
 
 
 def _absence(
@@ -100,7 +101,7 @@ class Churn(TemporaryFault):
     a schedule is read from a CSV file with the columns ``time_s,node,event``, where an event is crash, leave
     or join; a node whose first event is join is away until then."""
 
-    nodes: Nodes = "all"
+    nodes: Nodes = Field(default="all", validate_default=True)
     mean_up_s: PositiveSeconds | None = None
     mean_down_s: PositiveSeconds | None = None
     by: Literal["crash", "leave"] = "crash"
@@ -112,8 +113,8 @@ class Churn(TemporaryFault):
         means = (self.mean_up_s, self.mean_down_s)
         if None in means if self.path is None else means != (None, None):
             raise ValueError("mean_up_s and mean_down_s, or path")
-        drawn = (self.nodes, self.by, self.from_s, self.to_s)
-        if self.path is not None and drawn != ("all", "crash", 0, None):
+        drawn = (self.nodes.all, self.by, self.from_s, self.to_s)
+        if self.path is not None and drawn != (True, "crash", 0, None):
             raise ValueError(
                 "nodes, by, from_s and to_s with mean_up_s and mean_down_s; the file has its own"
             )
@@ -213,7 +214,7 @@ class Loss(TemporaryFault):
     """Messages are lost at random, in addition to the network's own loss."""
 
     probability: float = Field(gt=0, le=1)
-    nodes: Nodes = "all"
+    nodes: Nodes = Field(default="all", validate_default=True)
     links: Annotated[
         tuple[tuple[NonNegativeInt, NonNegativeInt], ...] | None,
         accepting("a list of pairs of ranks from 0, [from, to] each"),
@@ -221,7 +222,7 @@ class Loss(TemporaryFault):
 
     @model_validator(mode="after")
     def _nodes_or_links(self) -> Loss:
-        if self.links is not None and self.nodes != "all":
+        if self.links is not None and not self.nodes.all:
             raise ValueError("nodes or links")
         return self
 

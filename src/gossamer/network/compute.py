@@ -15,8 +15,9 @@ from pydantic import Field, NonNegativeInt, field_validator, model_validator
 from gossamer.config.ranges import Factor, LogDeviation, PositiveSeconds, Seconds
 from gossamer.config.registry import Component, ComponentField, FilePath, register
 from gossamer.errors import BadInput
-from gossamer.network.inputs import SomeNodes, check_ranks, check_rows, for_each, nested, read_csv
+from gossamer.network.inputs import SomeNodes, check_rows, for_each, nested, read_csv
 from gossamer.randomness import generator
+from gossamer.selector import check_ranks
 
 SECONDS_PER_HOUR = 3600.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from gossamer.config.registry import Component
 from gossamer.errors import BadInput, first_line, listed, suggest
 from gossamer.files import check_fits
-from gossamer.randomness import generator
+from gossamer.selector import Selector, chosen
 
 _WORDS = {pl.Int64: "whole numbers", pl.UInt32: "whole numbers from 0"}
 """What a column of a type accepts, in words."""
@@ -28,7 +28,8 @@ LARGEST = 1e12
 
 
 class SomeNodes(Component):
-    """A selection of nodes: exactly one of ``count``, ``fraction`` and ``ranks``."""
+    """A selection of nodes in a component's own fields: exactly one of ``count``, ``fraction`` and ``ranks``. It stands for
+    a :class:`~gossamer.selector.Selector` with this field, and may also select no node."""
 
     count: NonNegativeInt | None = None  # number of nodes
     # Fraction of the nodes, rounded to the nearest number.
@@ -49,23 +50,9 @@ class SomeNodes(Component):
     def chosen(self, nodes: int, seed: int, field: str) -> tuple[int, ...]:
         """The selected ranks, sorted. BadInput for more nodes than exist, or a rank out of range. ``field``
         is this component's field in the experiment, used in errors and in the key of the draw."""
-        if self.ranks is not None:
-            check_ranks(self.ranks, nodes, f"{field}.ranks")
-            return tuple(sorted(set(self.ranks)))
-        count = self.count if self.count is not None else int((self.fraction or 0) * nodes + 0.5)
-        if count > nodes:
-            raise BadInput(f"{field}.count: {count} of {nodes} nodes; accepted: 0 to {nodes}")
-        if self.which == "first":
-            return tuple(range(count))
-        drawn = generator(seed, f"{field}.stragglers").choice(nodes, count, replace=False)
-        return tuple(sorted(drawn.tolist()))
-
-
-def check_ranks(ranks: Iterable[int], nodes: int, field: str) -> None:
-    """Raise a BadInput with the field and the first rank that is out of range, if any."""
-    for rank in ranks:
-        if rank >= nodes:
-            raise BadInput(f"{field}: node {rank} of {nodes} nodes; accepted: ranks 0 to {nodes - 1}")
+        selector = Selector(count=self.count, fraction=self.fraction, ranks=self.ranks, which=self.which)
+        place, key = f"{field}.{selector.kind}", f"{field}.stragglers"
+        return chosen(selector, nodes=nodes, seed=seed, field=place, key=key, least=0)
 
 
 def for_each(value: float | Sequence[float] | None, nodes: int, field: str) -> Float[np.ndarray, " nodes"]:

@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from gossamer.config.ranges import Factor, PositiveSeconds, Seconds
 from gossamer.config.registry import Component, ComponentField, FilePath, build, register
 from gossamer.errors import BadInput
-from gossamer.network.inputs import check_ranks, check_rows, nested, read_csv
+from gossamer.network.inputs import check_rows, nested, read_csv
 from gossamer.network.network import (
     BYTES_PER_MEGABIT,
     Access,
@@ -28,6 +28,7 @@ from gossamer.network.network import (
     UniformNetwork,
     states_of,
 )
+from gossamer.selector import check_ranks
 
 
 @register("network", "trace")

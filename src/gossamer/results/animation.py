@@ -25,8 +25,8 @@ _LINES = "#8a8f98"
 
 def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
     """Write an animated GIF (``.gif``) or PNG (``.png``) of the graph: one frame for each evaluation that the
-    page shows. Nodes with poisoned data are ringed; nodes without a value are hollow. Several runs are side
-    by side and share a colour scale.
+    page shows. Nodes that selectors have chosen, such as poisoned ones, are ringed; nodes without a value are hollow.
+    Several runs are side by side and share a colour scale.
 
     BadInput for another file type, more than :data:`MAX_RUNS` runs, a run without a graph, or a metric that
     no node has recorded."""
@@ -72,8 +72,11 @@ def _frames(axes: Any, run: Any, values: Any, colours: Any, named: bool) -> list
     )
     size = float(np.clip(90 / np.sqrt(len(positions)), 3, 14))  # points across
     dots = axes.scatter(*positions.T, s=size**2, edgecolors=_LINES, linewidths=0.6)
-    ringed = positions[np.isin(run["nodes"]["ranks"], run["poisoned"])]
-    axes.scatter(*ringed.T, s=(size + 5) ** 2, facecolors="none", edgecolors=PALETTE[1], linewidths=2)
+    for number, ring in enumerate(run["rings"]):
+        ringed, across = positions[np.isin(run["nodes"]["ranks"], ring["ranks"])], size + 5 + 6 * number
+        axes.scatter(
+            *ringed.T, s=across**2, facecolors="none", edgecolors=PALETTE[ring["colour"]], linewidths=2
+        )
     axes.set(xlim=(-1.1, 1.1), ylim=(-1.1, 1.1), aspect="equal")
     axes.set_axis_off()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -308,9 +308,22 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
         },
         "topology": _topology(run, graphs, nodes, shown["round"].to_list(), max_values) if graphs else None,
         **{name: run.setup.get(name) for name in ("labels", "classes", "samples")},
-        "poisoned": run.poisoned,
+        "rings": _rings(run, nodes),
         "timeline": timeline_data(run),
     }
+
+
+def _rings(run: Run, drawn: Iterable[int]) -> list[dict[str, Any]]:
+    """The drawn nodes that each selector has chosen, with what it chose them for. A selector that chose all nodes tells none
+    apart."""
+    rings = list[dict[str, Any]]()
+    for field, ranks in run.chosen.items():
+        section, number, _ = field.split(".")
+        if len(ranks) < run.nodes and (ringed := sorted({*ranks}.intersection(drawn))):
+            name = run.experiment[section][int(number)]["name"]
+            colour = (1 + len(rings)) % len(PALETTE)
+            rings.append({"label": f"{name} ({section}.{number})", "ranks": ringed, "colour": colour})
+    return rings
 
 
 def _placed(run: Run, rows: pl.DataFrame) -> pl.DataFrame:

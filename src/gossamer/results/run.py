@@ -228,6 +228,13 @@ class Run:
         return sorted({rank for ranks in self.setup.get("poisoned", []) for rank in ranks})
 
     @property
+    def chosen(self) -> dict[str, list[int]]:
+        """The ranks of the nodes that the experiment's selectors have chosen, by the field that chooses them, such as
+        ``poison.0.at``. In records of older versions, poisons alone."""
+        older = enumerate(self.setup.get("poisoned", []))
+        return {**{f"poison.{number}.at": ranks for number, ranks in older}, **self.setup.get("chosen", {})}
+
+    @property
     def uses_topology(self) -> bool:
         """Whether the algorithm uses the topology; taken for granted if it has not declared what it mixes with."""
         return bool((self.setup.get("mixing") or {}).get("uses_topology", True))

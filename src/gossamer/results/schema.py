@@ -74,10 +74,11 @@ class DataField(TypedDict, total=False):
 
 
 class SetupFile(TypedDict, total=False):
-    """``setup.json``, from :meth:`gossamer.node.Setup.description`: ``samples`` is [nodes], ``labels`` is [nodes][classes],
-    ``class_columns`` has the class of each column that is the accuracy of one, ``evaluation_samples`` has the numbers of used
-    and of all samples of each evaluation set, ``poisoned`` the ranks of each poison, and ``graphs`` the edges from a round
-    on. ``mixing`` is null for an algorithm that does not declare it."""
+    """``setup.json``, from :meth:`gossamer.runtime.setup.Setup.description`: ``samples`` is [nodes], ``labels`` is
+    [nodes][classes], ``class_columns`` has the class of each column that is the accuracy of one, ``evaluation_samples`` has
+    the numbers of used and of all samples of each evaluation set, ``poisoned`` the ranks of each poison, ``chosen`` those
+    that a field of the experiment has chosen, such as ``faults.0.nodes``, and ``graphs`` the edges from a round on.
+    ``mixing`` is null for an algorithm that does not declare it."""
 
     nodes: Nodes
     directed: bool
@@ -90,6 +91,7 @@ class SetupFile(TypedDict, total=False):
     ends_with_steps: bool
     evaluation_samples: dict[str, Annotated[list[Count], Meta(min_length=2, max_length=2)]]
     poisoned: list[list[Rank]]
+    chosen: dict[str, list[Rank]]
     mixing: MixingField | None
     graphs: dict[Count, Edges]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from time import monotonic
 from typing import Any
 
-import networkx as nx
 import numpy as np
 from jaxtyping import Int
 
@@ -37,12 +36,13 @@ from gossamer.learning.trial import tried_measures
 from gossamer.network import ComputeProfile, Network
 from gossamer.network.network import try_out as try_out_network
 from gossamer.node import Setting
-from gossamer.node.setup import Setup as Setup
+from gossamer.node.setup import Setup as NodeSetup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
 from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
 from gossamer.runtime.trial import fewest_models, try_exchange
 from gossamer.runtime.warm_start import warm_start
+from gossamer.selector import chosen
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
 from gossamer.topology import TopologySchedule
@@ -53,6 +53,21 @@ _LONG_S = 2.0
 """How long a model may take to be made and tried before the set-up says how long it will take."""
 _TRIED = 1000
 """The first nodes and rounds whose durations and learning rates are looked at before a run."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setup(NodeSetup):
+    """The setup of a run: what its nodes share, and the nodes that the experiment's selectors have chosen, by the field that
+    chooses them, such as ``poison.0.at``."""
+
+    chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+    def description(self) -> dict[str, Any]:
+        """The values recorded at the start."""
+        return {
+            **super().description(),
+            "chosen": {field: list(ranks) for field, ranks in self.chosen.items()},
+        }
 
 
 def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
@@ -72,10 +87,6 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     _check_algorithm(algorithm)
     virtual = isinstance(experiment.engine, Simulate)  # only a simulation has to model frozen nodes
     try_out_network(experiment.network, nodes, seed)
-    faults = FaultSchedule(experiment.faults, nodes, seed)
-    network = faults.network(experiment.network, frozen=virtual)
-    _check_network(experiment, network)
-    _check_faults(experiment, faults)
     holders, outcomes = algorithm.data_ranks(nodes), algorithm.outcome_ranks(nodes)
     if not holders:
         raise BadInput(
@@ -101,14 +112,21 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     counted = label_counts(task, parts) if "label_counts" in topology.asked else None
     topology.give(samples=tuple(samples), label_counts=counted)
     topology.check()
+    graph = None if topology.sampled else cache(lambda: topology.graph(0).to_networkx())
+    choose = partial(chosen, nodes=nodes, seed=seed, graph=graph)
+    faults = FaultSchedule(experiment.faults, nodes, seed, graph)
+    network = faults.network(experiment.network, frozen=virtual)
+    _check_network(experiment, network)
+    _check_faults(experiment, faults)
+    fields = {f"poison.{number}.at": poison.at for number, poison in enumerate(experiment.poison)}
+    poisoned_ranks = {field: choose(selector, field=field) for field, selector in fields.items()}
 
     def other_task(component: Component) -> Task:
         other = load_task(component, experiment.data_root, seed)
         remarks.append(f"poison, {summary(other)['line']}")
         return other
 
-    first_graph = partial(_first_graph, topology)
-    task, parts, poisoned_ranks = poisoned(task, parts, experiment.poison, first_graph, seed, other_task)
+    task, parts = poisoned(task, parts, experiment.poison, [*poisoned_ranks.values()], seed, other_task)
     if (remaining := [len(part) for part in parts]) != samples:
         topology = TopologySchedule(experiment.topology, nodes, seed, remaining)
         topology.give(samples=tuple(samples), label_counts=counted)
@@ -153,7 +171,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         data=data,
         measures=measures,
         remarks=[*remarks, *notes],
-        poisoned=poisoned_ranks,
+        poisoned=[*poisoned_ranks.values()],
+        chosen={**poisoned_ranks, **faults.chosen},
         warm_start=start,
         layers=layers_of(experiment, sampled=topology.sampled, asks_neighbors=faults.asks_neighbors),
         encoded=experiment.codec is not None and experiment.secure_aggregation is None,
@@ -212,12 +231,6 @@ def _smallest_batch(experiment: Experiment, parts: Sequence[Int[np.ndarray, " _"
     else:
         cure = f"at least {{}} samples at node {rank}"
     return SmallestBatch(rank, stream.batch(0).numpy(), cure)
-
-
-def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
-    if topology.sampled:
-        raise BadInput("at: a place in the graph, but the topology is sampled; accepted: rank, ranks")
-    return topology.graph(0).to_networkx()
 
 
 def _check_algorithm(algorithm: Any) -> None:

@@ -12,71 +12,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, TypeVar
 
-import networkx as nx
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name
 from jaxtyping import Bool, Int, Integer
-from pydantic import Field, PositiveInt, PrivateAttr, model_validator
+from pydantic import Field, PositiveInt, PrivateAttr
 from torch import Tensor
 
-from gossamer.config import Section
 from gossamer.config.ranges import Float32, NonNegativeFloat32
 from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.randomness import generator
+from gossamer.selector import Rank, Selector
 from gossamer.tasks.partition import Parts
 from gossamer.tasks.task import Pair, Task, class_count
 
-Rank = Annotated[int, Field(ge=0, strict=True)]
 Load = Callable[[Component], Task]  # returns the task of a component of kind "task"
 P = TypeVar("P", bound="Poison")
-
-
-class Hops(Section):
-    """The nodes at a distance of ``hops`` from the node ``rank``."""
-
-    rank: Rank
-    hops: PositiveInt
-
-
-class Selector(Section):
-    """A choice of nodes, by one of the following fields. Positions in the graph are those in the first round."""
-
-    rank: Rank | None = None
-    ranks: Annotated[tuple[Rank, ...], Field(min_length=1)] | None = None
-    # 0 is the node with the most neighbours, 1 the next one; ties are broken by the lowest rank.
-    degree_rank: Rank | None = None
-    betweenness_rank: Rank | None = (
-        None  # the same, by betweenness centrality (Freeman, 1977), without end points
-    )
-    hops_from: Hops | None = None  # the nodes at a distance from a node
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Selector:
-        if sum(value is not None for _, value in self) != 1:
-            raise ValueError(f"one of {', '.join(type(self).model_fields)}")
-        return self
-
-    def select(self, nodes: int, graph: Callable[[], nx.Graph[int]]) -> list[int]:
-        """The chosen ranks among ``nodes`` nodes, ascending. ``graph`` returns the first graph, if it is
-        needed. BadInput for a rank or a position that does not exist."""
-        field, value = next((name, value) for name, value in self if value is not None)
-        named = value if field == "ranks" else [value.rank if field == "hops_from" else value]
-        if max(named) >= nodes:
-            raise BadInput(f"at.{field}: {max(named)}; accepted: 0 to {nodes - 1}")
-        if field in ("rank", "ranks"):
-            return sorted(set(named))
-        if field == "hops_from":
-            distances = nx.single_source_shortest_path_length(graph(), value.rank)
-            ranks = sorted(rank for rank, hops in distances.items() if hops == value.hops)
-            if not ranks:
-                farthest = max(distances.values())
-                raise BadInput(f"at.hops_from.hops: {value.hops}; accepted: 1 to {farthest}")
-            return ranks
-        scores = dict(graph().degree()) if field == "degree_rank" else nx.betweenness_centrality(graph())
-        # Rounded, so that equivalent nodes tie.
-        return [sorted(scores, key=lambda rank: (-round(scores[rank], 12), rank))[value]]
 
 
 class Poison(Component):
@@ -337,27 +289,25 @@ def poisoned(
     task: Task,
     parts: Parts,
     poisons: Sequence[Poison],
-    graph: Callable[[], nx.Graph[int]],
+    ranks: Sequence[Sequence[int]],
     seed: int,
     load: Load,
-) -> tuple[Task, Parts, list[list[int]]]:
-    """Apply some poisons one after the other. Returns a new task with their data and evaluation sets, the new
-    indices of each node's training samples, and the ranks that each poison affects. ``graph`` returns the
-    graph of the first round. BadInput for a poison that does not fit the task or the graph, or that fails."""
+) -> tuple[Task, Parts]:
+    """Apply some poisons one after the other, each at its ``ranks``. Returns a new task with their data and evaluation sets,
+    and the new indices of each node's training samples. BadInput for a poison that does not fit the task, or that fails."""
     if not poisons:
-        return task, parts, []
+        return task, parts
     if not isinstance(task.train[0], Tensor):
         raise BadInput(
             "poison: the task's inputs are several tensors; accepted: a task with one tensor of inputs"
         )
     inputs, targets = (tensor.clone() for tensor in task.train)
-    tests, parts, affected = dict(task.tests), list(parts), []
+    tests, parts = dict(task.tests), list(parts)
     changed = np.zeros(len(targets), bool)  # by any poison so far
-    for number, unsettled in enumerate(poisons):
+    for number, (unsettled, affected) in enumerate(zip(poisons, ranks, strict=True)):
         with _naming(number, unsettled):
             poison = unsettled.settled(task, load)
-            affected.append(poison.at.select(len(parts), graph))
-            for rank in affected[-1]:
+            for rank in affected:
                 if not len(parts[rank]):
                     raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")
                 rng = generator(seed, "poison", rank, number)
@@ -381,7 +331,7 @@ def poisoned(
                     raise BadInput(f"set_name: {poison.set_name!r} is taken; accepted: another name")
                 tests[poison.set_name] = pair
             task = replace(task, tests=tests)
-    return replace(task, train=(inputs, targets)), parts, affected
+    return replace(task, train=(inputs, targets)), parts
 
 
 @contextmanager

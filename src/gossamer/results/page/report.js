@@ -61,7 +61,7 @@
   }
 
   const plain = (value) => String(Number(value.toPrecision(6)));
-  const colourOf = (item) => `var(--c${item.colour})`; // of a run or a group
+  const colourOf = (item) => `var(--c${item.colour})`; // of a run, a group or a ring
   const minimum = (values) => values.reduce((a, b) => Math.min(a, b), Infinity); // Math.min(...values) fails for long arrays
   const maximum = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
@@ -344,11 +344,13 @@
         for (const side of [1, -1]) drawn += `M${(tx - 6 * ux + side * 3 * uy).toFixed(1)} ${(ty - 6 * uy - side * 3 * ux).toFixed(1)}L${tx.toFixed(1)} ${ty.toFixed(1)}`;
       }
     }
+    const rings = run.rings.map((ring, k) => ({ ...ring, out: 3 + 4 * k, ranks: new Set(ring.ranks) }));
+    const ringsOf = (rank) => rings.filter(({ ranks }) => ranks.has(rank));
     const share = (value) => (high > low ? (metric.low ? high - value : value - low) / (high - low) : 0);
     const nodes = at.map(([x, y], i) => {
       const fill = name ? (values[i] === null ? "var(--panel)" : viridis(share(values[i]))) : colourOf(run);
-      const ring = run.poisoned.includes(run.nodes.ranks[i]) ? `<circle class="ring" cx="${x}" cy="${y}" r="${radius + 3}"/>` : "";
-      return `<circle class="node-mark" cx="${x}" cy="${y}" r="${radius}" fill="${fill}"/>${ring}`;
+      const drawnRings = ringsOf(run.nodes.ranks[i]).map((ring) => `<circle class="ring" cx="${x}" cy="${y}" r="${radius + ring.out}" stroke="${colourOf(ring)}"/>`);
+      return `<circle class="node-mark" cx="${x}" cy="${y}" r="${radius}" fill="${fill}"/>${drawnRings.join("")}`;
     });
     const stops = VIRIDIS.map((colour, i) => `<stop offset="${i / (VIRIDIS.length - 1)}" stop-color="${colour}"/>`).join("");
     const ends = name && all.length ? [format(metric, metric.low ? high : low), format(metric, metric.low ? low : high)] : null;
@@ -367,17 +369,17 @@
     }
     panel.points = at.map(([x, y], i) => {
       const rank = run.nodes.ranks[i];
-      const source = run.poisoned.includes(rank) ? ", poisoned" : "";
+      const chosen = ringsOf(rank).map(({ label }) => `, ${safe(label)}`).join("");
       const value = name ? `<br>${safe(metric.title)}: ${format(metric, values[i])}` : "";
       const degree = whole && graph.used ? `<br>${neighbours[i].size} neighbours` : "";
-      return { x, y, text: `<b>node ${rank}</b>${source}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
+      return { x, y, text: `<b>node ${rank}</b>${chosen}${value}${degree}${run.samples ? `<br>${run.samples[rank]} training samples` : ""}` };
     });
-    byId("topology-note").textContent = [
+    byId("topology-note").innerHTML = [
       at.length < graph.nodes ? `${at.length} of ${graph.nodes} nodes are drawn, those nearest to node ${run.nodes.start}.` : `${graph.nodes} nodes`,
       graph.used ? `${count} ${graph.directed ? "directed " : ""}edges` + (at.length === graph.nodes && !whole ? `, ${edges.length / 2} of them drawn` : "") : "",
       graph.graphs.length > 1 ? "the graph changes with the slider" : "",
-      run.poisoned.length ? "ringed: poisoned training data" : "",
-      graph.mixing,
+      rings.length ? `ringed: ${rings.map((ring) => `<span style="color: ${colourOf(ring)}">${safe(ring.label)}</span>`).join(", ")}` : "",
+      safe(graph.mixing),
       values.includes(null) && name ? "hollow: no value at this point" : "",
     ].filter(Boolean).join(" · ");
     return 1;
