@@ -63,7 +63,7 @@ class Refusing(NodeProxy):
 
 class Refuses(Middleware):
     def wrap(self, node: Node) -> Node:
-        return Refusing(node) if node.rank == 0 else node
+        return Refusing(node)
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +180,9 @@ def test_refused_messages_are_missing_and_counted(tmp_path: Path) -> None:
             counted.messages_refused,
         )
 
-    inbox, missing, first, rest, taken, refused = play(tmp_path, script, 4, middleware=[Refuses()]).values[0]
+    inbox, missing, first, rest, taken, refused = play(
+        tmp_path, script, 4, middleware=[Refuses(at=[0])]
+    ).values[0]
     assert (inbox, missing, first, rest) == ({2: 2, 3: 3}, (1,), 9, [(3, 5), (3, 9)])
     assert (taken, refused) == (5, 5)  # refused: "x" of 1, 13 of 2, two "y" of 1, the answer
 
@@ -329,11 +331,10 @@ class Colluding(NodeProxy):
 
 
 class Alie(Middleware):
-    ranks: tuple[int, ...]
     z: float = 1.5
 
     def wrap(self, node: Node) -> Node:
-        return Colluding(node, self.ranks, self.z) if node.rank in self.ranks else node
+        return Colluding(node, self.at.ranks or (), self.z)
 
 
 @pytest.mark.parametrize("engine", ["simulate", pytest.param("processes", marks=pytest.mark.slow)])
@@ -342,7 +343,7 @@ def test_colluders_hold_their_models_back_until_they_know_the_honest_ones(
 ) -> None:
     """Nodes 1 and 3 of a ring of five collude. Honest steps are computed in NumPy from the recorded start of each round."""
     models: dict[str, Any] = {}
-    for name, layers in (("attacked", [Alie(ranks=(1, 3))]), ("honest", [])):
+    for name, layers in (("attacked", [Alie(at=[1, 3])]), ("honest", [])):
         recorded = run(
             described(
                 1,
@@ -353,6 +354,7 @@ def test_colluders_hold_their_models_back_until_they_know_the_honest_ones(
             ),
             tmp_path / name,
         )
+        assert recorded.setup["chosen"] == ({"middleware.0.at": [1, 3]} if layers else {})
         models[name] = recorded.parameters.double().numpy()
     stepped = models_after_a_step(tmp_path)
     mean, deviation = stepped[[0, 2, 4]].mean(0), stepped[[0, 2, 4]].std(0)

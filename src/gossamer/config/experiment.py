@@ -22,7 +22,7 @@ from pydantic import (
 from gossamer import files
 from gossamer.config import examples
 from gossamer.config.ranges import LONGEST_ACCEPTED_S, PositiveSeconds, Seconds
-from gossamer.config.registry import ComponentField, FilePath, Section, placed
+from gossamer.config.registry import Component, ComponentField, FilePath, Section, placed
 from gossamer.config.validation import accepting, bad_input
 from gossamer.errors import BadInput, shown, suggest
 
@@ -307,6 +307,16 @@ def _engine(value: Any) -> Any:
         raise bad_input(error, _ENGINES[name], "engine") from None
 
 
+def _later(default: Any) -> Any:
+    """A field that experiments did not have at first: at its default it stays out of saved files, so that the finished runs
+    of a sweep are not done again, and runs of before group with those of now."""
+
+    def is_default(value: Any) -> bool:
+        return bool((value.name_of() if isinstance(value, Component) else value) == default)
+
+    return Field(default=default, validate_default=True, exclude_if=is_default)
+
+
 class Experiment(Section):
     """The complete description of a run.
 
@@ -322,14 +332,14 @@ class Experiment(Section):
     topology: Annotated[Any, ComponentField("topology")] = Field(default="ring", validate_default=True)
     poison: Annotated[tuple[Any, ...], ComponentField("poison", "poison", many=True)] = ()
     algorithm: Annotated[Any, ComponentField("algorithm")]
-    middleware: Annotated[tuple[Any, ...], ComponentField("middleware", "middleware", many=True)] = ()
+    middleware: Annotated[tuple[Any, ...], ComponentField("middleware", "middleware", many=True)] = _later(())
     codec: Annotated[Any, ComponentField("codec", optional=True), BeforeValidator(_chain, _Codecs)] = None
     wrappers: Annotated[tuple[Any, ...], ComponentField("wrapper", "wrappers", many=True)] = ()
     aggregator: Annotated[Any, ComponentField("aggregator")] = Field(default="mean", validate_default=True)
     optimizer: Annotated[Any, ComponentField("optimizer")] = Field(
         default={"name": "sgd", "lr": 0.1}, validate_default=True
     )
-    gradient: Annotated[Any, ComponentField("gradient")] = Field(default="mean", validate_default=True)
+    gradient: Annotated[Any, ComponentField("gradient")] = _later("mean")
     batch_size: Annotated[int, Field(ge=1, le=1_000_000, strict=True)] | Literal["full"] = 16
     initial: Literal["common", "independent"] | WarmStart = "common"
     compute: Annotated[Any, ComponentField("compute")] = Field(default="constant", validate_default=True)
@@ -339,7 +349,7 @@ class Experiment(Section):
     secure_aggregation: SecureAggregation | None = None
     failures: Failures = Failures()
     evaluation: Evaluation = Evaluation()
-    measures: Annotated[tuple[Any, ...], ComponentField("measure", "measures", many=True)] = ()
+    measures: Annotated[tuple[Any, ...], ComponentField("measure", "measures", many=True)] = _later(())
     stop: Stop
     checkpoint: Checkpoints = Checkpoints()
     trackers: Annotated[tuple[Any, ...], ComponentField("tracker", "trackers", many=True)] = ()

@@ -6,7 +6,7 @@ the wire. What comes in passes in reverse."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,23 @@ if TYPE_CHECKING:
 __all__ = ["CodedNode", "MaskedNode", "MeasuredNode", "SampledNode", "WelcomingNode", "WireNode", "layers_of"]
 
 
-def layers_of(experiment: Experiment, *, sampled: bool, asks_neighbors: bool) -> list[Callable[[Node], Node]]:
+def layers_of(
+    experiment: Experiment,
+    wrapped_ranks: Sequence[Sequence[int]] = (),
+    *,
+    sampled: bool,
+    asks_neighbors: bool,
+) -> list[Callable[[Node], Node]]:
     """What acts around each node, from the algorithm to the engine: functions of the node inside.
 
     Args:
         experiment: names the middlewares, the codec, secure aggregation and the wrappers.
+        wrapped_ranks: the ranks at which each middleware acts.
         sampled: whether nodes sample their neighbours themselves.
         asks_neighbors: whether newcomers ask their neighbours for models."""
     layers: list[Callable[[Node], Node]] = [
-        partial(wrapped, middleware=middleware, place=f"{middleware.name_of()}.{k}")
-        for k, middleware in enumerate(experiment.middleware)
+        partial(wrapped, middleware=middleware, place=f"{middleware.name_of()}.{k}", ranks=frozenset(ranks))
+        for k, (middleware, ranks) in enumerate(zip(experiment.middleware, wrapped_ranks, strict=True))
     ]
     if experiment.measures:
         layers.append(MeasuredNode)

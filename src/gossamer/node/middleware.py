@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -30,6 +31,7 @@ from gossamer.node.questions import Questions, Unanswered
 from gossamer.node.setup import Setting
 from gossamer.node.waiting import NodeTask
 from gossamer.randomness import draws_of
+from gossamer.selector import Selector
 from gossamer.topology import Graph
 
 if TYPE_CHECKING:
@@ -485,23 +487,28 @@ class NodeProxy(Layer):
 
 
 class Middleware(Component):
-    """Base class of middlewares, which an experiment lists under ``middleware``, the outermost first.
+    """Base class of middlewares, which an experiment lists under ``middleware``, the outermost first. ``at`` selects the
+    nodes around which they act.
 
     A middleware is frozen, and all nodes share it. What belongs to a node is in its proxy; what must outlive a round is in
     :attr:`NodeProxy.memory`."""
 
     _state_goes_to: ClassVar[str] = "the proxy's memory, which checkpoints keep"
 
+    at: Selector = Field(default="all", validate_default=True)  # the nodes around which it acts
+
     @abstractmethod
     def wrap(self, node: Node) -> Node:
-        """Return the node around a node: a :class:`NodeProxy` of it, or the node itself to leave it as it is."""
+        """Return the node around a selected node: a :class:`NodeProxy` of it, or the node itself to leave it as it is."""
 
     def check(self, setting: Setting) -> None:
         """Raise BadInput, before the run, for a setting in which this middleware can't work."""
 
 
-def wrapped(node: Node, middleware: Middleware, place: str) -> Node:
-    """A node with a middleware around it. TypeError if its ``wrap`` returns something else."""
+def wrapped(node: Node, middleware: Middleware, place: str, ranks: frozenset[int]) -> Node:
+    """A node with a middleware around it if it is among the ranks. TypeError if ``wrap`` returns something else."""
+    if node.rank not in ranks:
+        return node
     outer = middleware.wrap(node)
     inner: Any = outer
     while inner is not node:

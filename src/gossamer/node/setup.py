@@ -3,7 +3,7 @@ messages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -78,6 +78,7 @@ class Setup:
         str
     ] = ()  # sentences for the user about how files were read and how measures are computed
     poisoned: Sequence[Sequence[int]] = ()  # the ranks affected by each of the experiment's poisons
+    chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by the field of a selector, the ranks
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
     # What acts around each node, from the algorithm to the engine: a function of the node inside.
@@ -177,6 +178,7 @@ class Setup:
                 for name, (_, targets) in self.task.tests.items()
             },
             "poisoned": [list(ranks) for ranks in self.poisoned],
+            "chosen": {field: list(ranks) for field, ranks in self.chosen.items()},
             "mixing": None if mixing is None else mixing.description(),
             "graphs": {"0": [list(edge) for edge in graph.edges()]},
         }

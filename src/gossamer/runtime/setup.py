@@ -5,9 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from time import monotonic
 from typing import Any
@@ -36,7 +36,7 @@ from gossamer.learning.trial import tried_measures
 from gossamer.network import ComputeProfile, Network
 from gossamer.network.network import try_out as try_out_network
 from gossamer.node import Setting
-from gossamer.node.setup import Setup as NodeSetup
+from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
 from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
@@ -53,21 +53,6 @@ _LONG_S = 2.0
 """How long a model may take to be made and tried before the set-up says how long it will take."""
 _TRIED = 1000
 """The first nodes and rounds whose durations and learning rates are looked at before a run."""
-
-
-@dataclass(frozen=True, eq=False)
-class Setup(NodeSetup):
-    """The setup of a run: what its nodes share, and the nodes that the experiment's selectors have chosen, by the field that
-    chooses them, such as ``poison.0.at``."""
-
-    chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)
-
-    def description(self) -> dict[str, Any]:
-        """The values recorded at the start."""
-        return {
-            **super().description(),
-            "chosen": {field: list(ranks) for field, ranks in self.chosen.items()},
-        }
 
 
 def prepare(experiment: Experiment, trainer: str | None = None) -> Setup:
@@ -147,8 +132,11 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     sets = tuple(task.tests)
     setting = Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
     algorithm.check(setting)
-    for middleware in experiment.middleware:
+    wrapped_ranks = {}
+    for number, middleware in enumerate(experiment.middleware):
         middleware.check(setting)
+        field = f"middleware.{number}.at"
+        wrapped_ranks[field] = choose(middleware.at, field=field)
     evaluated = _evaluated(experiment, outcomes)
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
@@ -172,9 +160,14 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         measures=measures,
         remarks=[*remarks, *notes],
         poisoned=[*poisoned_ranks.values()],
-        chosen={**poisoned_ranks, **faults.chosen},
+        chosen={**poisoned_ranks, **faults.chosen, **wrapped_ranks},
         warm_start=start,
-        layers=layers_of(experiment, sampled=topology.sampled, asks_neighbors=faults.asks_neighbors),
+        layers=layers_of(
+            experiment,
+            [*wrapped_ranks.values()],
+            sampled=topology.sampled,
+            asks_neighbors=faults.asks_neighbors,
+        ),
         encoded=experiment.codec is not None and experiment.secure_aggregation is None,
     )
     if trainer is None:

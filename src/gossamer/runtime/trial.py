@@ -26,8 +26,6 @@ from gossamer.topology import TopologySchedule
 
 ROUNDS, MAX_DEGREES = 16, 200_000
 """The rounds of a changing graph in which nodes with few neighbours are looked for, and the most degrees that are counted."""
-MAX_WRAPPED = 100
-"""The nodes around which middlewares are put before a run."""
 TAG = ("trial",)
 
 
@@ -101,7 +99,9 @@ class _Still:
 def _try_middleware(setup: Setup, model: Model) -> None:
     host: Any = _Still()
     with refusing("middleware", "one that wraps a node"):
-        for rank in range(min(setup.experiment.nodes, MAX_WRAPPED)):
+        for rank in {
+            ranks[0] for name, ranks in setup.chosen.items() if name.startswith("middleware.") and ranks
+        }:
             NodeRuntime(setup, rank, model, host)
 
 

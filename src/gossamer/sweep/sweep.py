@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator
 
 from gossamer.config import Experiment, Section, as_name, assign, assign_all, examples
 from gossamer.config.experiment import Seed, ordered, read_mapping
-from gossamer.config.registry import Component, placed
+from gossamer.config.registry import placed
 from gossamer.config.validation import bad_input
 from gossamer.digests import combined, digest, digests
 from gossamer.errors import BadInput, suggest
@@ -361,7 +361,7 @@ def _planned(
     return planned
 
 
-_LATER_FIELDS = (("evaluation", "of"), ("middleware",), ("gradient",), ("measures",))
+_LATER_FIELDS = (("evaluation", "of"),)
 """Fields that did not exist when the first sweeps ran. At their defaults they stay out of the key, so that the
 finished runs of a sweep are not done again."""
 
@@ -378,14 +378,9 @@ def _key(experiment: Experiment, digests: dict[Path, str | None]) -> str:
         "engine": {"workers", "cuda_graphs"},
     }
     described = experiment.model_dump(mode="json", exclude=left_out)
-    for *sections, field in _LATER_FIELDS:
-        owner: Any = experiment
-        within = described
-        for section in sections:
-            owner, within = getattr(owner, section), within[section]
-        value, default = getattr(owner, field), type(owner).model_fields[field].default
-        if default in (value.spec()["name"] if isinstance(value, Component) else value, within[field]):
-            del within[field]
+    for section, field in _LATER_FIELDS:
+        if described[section][field] == type(getattr(experiment, section)).model_fields[field].default:
+            del described[section][field]
     paths = {path for _, path in named_paths(experiment, ("data_root", "trackers"))}
     for path in paths - digests.keys():
         try:
