@@ -22,7 +22,7 @@ from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, is_private
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
 from gossamer.node.setup import Host, Setup, Timer
-from gossamer.node.waiting import Slot, resolve
+from gossamer.node.waiting import NONE, Slot, resolve
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node
@@ -209,7 +209,7 @@ class Mailbox:
         self.presence = host.presence
         self.decoder: Decoder | None = None
         self._malformed_of: dict[int, int] | None = None  # malformed messages by sender
-        self._unread_of: frozenset[int] = frozenset()  # senders of which unread messages were dropped
+        self._unread_of: frozenset[int] = NONE  # senders of which unread messages were dropped
         self._late: dict[tuple[int, Prefix], int] | None = None  # messages that will be dropped on arrival
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
@@ -492,8 +492,8 @@ class Mailbox:
     ) -> Inbox:
         """Take one message from each of some ranks; see :meth:`Node.gather`."""
         enough = len(wanted) if at_least is None else min(at_least, len(wanted))
-        away: Set[int] = frozenset()  # ranks not to wait for, even if they come back in the meantime
-        malformed: Set[int] = frozenset()  # ranks whose message was dropped
+        away: Set[int] = NONE  # ranks not to wait for, even if they come back in the meantime
+        malformed: Set[int] = NONE  # ranks whose message was dropped
         with _Waiter(self, prefix, wanted, timeout) as waiter:
             while malformed or (inbox := self._complete(wanted, prefix)) is None:
                 taken = self._oldest(wanted - malformed if malformed else wanted, prefix)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.messages.tags import Message, Payload, PrivateTag, is_private
 from gossamer.node.expectations import Prefix
 from gossamer.node.mailbox import Mailbox, PeerLost
+from gossamer.node.waiting import NONE
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node
@@ -38,7 +39,7 @@ class Questions:
 
     def __init__(self, node: Node, mailbox: Mailbox) -> None:
         self._node, self._mailbox = node, mailbox
-        self._awaited: frozenset[tuple[int, Prefix]] = frozenset()
+        self._awaited: frozenset[tuple[int, Prefix]] = NONE
 
     async def ask(
         self,

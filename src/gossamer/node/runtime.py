@@ -26,7 +26,7 @@ from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
 from gossamer.node.setup import Host, Setup
 from gossamer.node.shown import ShownModel
-from gossamer.node.waiting import NodeTask, Slot, all_ended, resolve
+from gossamer.node.waiting import NONE, NodeTask, Slot, all_ended, resolve
 
 T = TypeVar("T")
 L = TypeVar("L", bound=Layer)
@@ -71,7 +71,7 @@ class NodeRuntime:
         special = self.services or any(type(layer).arrived is not Layer.arrived for layer in self.layers)
         self.deliver = self._deliver if special else self.mailbox.deliver
         self.tasks: set[NodeTask[Any]] = set()
-        self._background: set[NodeTask[Any]] = set()  # tasks that the protocol did not start
+        self._background: frozenset[NodeTask[Any]] = NONE  # tasks that the protocol did not start
         self._main: NodeTask[None] | None = None  # runs the protocol
         self._news: Slot | None = None  # waits for the end of the protocol, or for a failure
         self._failed: BaseException | None = None
@@ -216,7 +216,7 @@ class NodeRuntime:
         if self._failed is not None:  # by a message that arrived before the start
             raise self._failed
         for layer in self.layers:
-            self._background.update(map(self.spawn, layer.background()))
+            self._background |= {*map(self.spawn, layer.background())}
         self._main = main = self.spawn(self._run(protocol))
         self._news = self.host.slot()
         await self._news

@@ -3,7 +3,7 @@ messages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
@@ -254,14 +254,16 @@ class Host(Protocol):
     """One node's interface to its engine, and the only one.
 
     Attributes:
-        lost: ranks known to be dead.
         presence: tracks the presence of nodes and wakes waiters. None if the engine itself notifies each
             node.
         paced: whether computations take the time given by the compute profile."""
 
-    lost: set[int]
     presence: Presence | None
     paced: bool
+
+    @property
+    def lost(self) -> Set[int]:
+        """The ranks known to be dead."""
 
     @property
     def traffic(self) -> Traffic:

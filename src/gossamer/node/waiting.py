@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+NONE: frozenset[Any] = frozenset()
+"""An empty set for many nodes: each new one takes 216 bytes."""
+
 T_co = TypeVar("T_co", covariant=True)
 
 

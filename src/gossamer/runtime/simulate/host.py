@@ -4,7 +4,7 @@ tasks."""
 from __future__ import annotations
 
 from asyncio import CancelledError
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.expectations import Form
 from gossamer.node.setup import Presence
-from gossamer.node.waiting import Slot, all_ended, resolve
+from gossamer.node.waiting import NONE, Slot, all_ended, resolve
 from gossamer.randomness import generator
 from gossamer.results.observer import Observer
 from gossamer.runtime.outcome import describe_failure
@@ -62,7 +62,7 @@ class SimHost:
         self._clock, self._links, self._mixing = context.clock, context.links, context.mixing
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended, self._event = round_ended, context.event
-        self.lost: set[int] = set()
+        self.lost: Set[int] = NONE
         self.presence: Presence | None = None
         self.paced = True
         self.secrets = 0
