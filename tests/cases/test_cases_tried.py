@@ -176,3 +176,40 @@ def test_folder_with_a_part_that_cannot_be_read(tmp_path: Path, monkeypatch: pyt
     assert problem.endswith(
         "locked.csv can't be read (Permission denied); accepted: a folder whose files can be read"
     )
+
+
+def with_model(model: Any, **changes: Any) -> Experiment:
+    return described(task={"name": "digits", "model": model, "samples": 200}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "problem"),
+    [
+        ([10**12], "the 75,000,000,000,010 parameters of one model take 2.79e+05 GiB of memory"),
+        ([10**7, 10**7], "the 100,000,760,000,010 parameters of one model take 3.73e+05 GiB of memory"),
+        ([10**18], "no tensor has so many values"),
+        ([2**70], "no tensor has so many values"),
+    ],
+)
+def test_model_that_does_not_fit_is_refused_by_its_field(hidden: list[int], problem: str) -> None:
+    assert refused(with_model({"name": "mlp", "hidden": hidden})).startswith(
+        f"task.model.hidden: got {hidden}: {problem}; accepted: "
+    )
+
+
+def test_many_models_that_do_not_fit_are_refused_by_both_fields() -> None:
+    """750,010 parameters, twice for each node."""
+    assert refused(with_model({"name": "mlp", "hidden": [10_000]}, nodes=1_000_000)).startswith(
+        "nodes: 1000000 with 750010 parameters each (task.model.hidden: [10000]) take at least 5.59e+03 GiB"
+    )
+
+
+def enormous(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(10**12, 1)
+
+
+def test_own_model_that_does_not_fit_is_refused_at_its_line() -> None:
+    line = enormous.__code__.co_firstlineno + 1
+    assert refused(with_model(f"{__name__}:enormous")) == (
+        f"task.model: needs more memory than is free (test_cases_tried.py, line {line}); accepted: what fits"
+    )

@@ -38,7 +38,7 @@ from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
-from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
+from gossamer.runtime.memory import check_address_space, check_memory, check_model_size, check_outputs
 from gossamer.runtime.trial import fewest_models, try_exchange
 from gossamer.runtime.warm_start import warm_start
 from gossamer.tasks import Task, label_counts, load_task, poisoned
@@ -81,6 +81,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         )
     task = load_task(experiment.task, experiment.data_root, seed)
     data = summary(task)
+    check_model_size(experiment, task)
     began = monotonic()
     task, maker = with_maker(task, seed)
     if (seconds := monotonic() - began) > _LONG_S:
