@@ -213,3 +213,42 @@ def test_own_model_that_does_not_fit_is_refused_at_its_line() -> None:
     assert refused(with_model(f"{__name__}:enormous")) == (
         f"task.model: needs more memory than is free (test_cases_tried.py, line {line}); accepted: what fits"
     )
+
+
+class WithoutGradient(nn.Module):
+    """A model that trains nothing, since its forward has no gradient or no parameter."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, nn.Linear(64, classes)
+        self.layers = [nn.Linear(64, classes)]  # unknown to torch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.layers[0] if self.kind == "list" else self.layer
+        with torch.set_grad_enabled(self.kind != "no_grad"):
+            outputs: torch.Tensor = layer(x.flatten(1))
+        return outputs.detach() if self.kind == "training" and self.training else outputs
+
+
+@pytest.mark.parametrize("kind", ["no_grad", "training", "list"])
+@pytest.mark.parametrize("trainer", ["auto", "sequential", "batched"])
+def test_model_without_gradient_is_refused(kind: str, trainer: str) -> None:
+    model = {"name": f"{__name__}:WithoutGradient", "kind": kind}
+    problem = refused(with_model(model, engine={"name": "simulate", "trainer": trainer}))
+    assert problem.startswith(
+        "task.model: no trained parameter takes part in its outputs during training, so the loss has no gradient; accepted: a"
+    )
+
+
+def errors() -> Task:
+    """A loss that has no gradient: the share of wrong classes."""
+    inputs = torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
+    pair = inputs, (inputs.sum(1) > 0).long()
+    wrong = lambda outputs, targets: (outputs.argmax(1) != targets).float().mean()  # noqa: E731
+    return Task(model=lambda: nn.Linear(5, 2), train=pair, test=pair, loss=wrong)
+
+
+def test_loss_without_gradient_is_refused() -> None:
+    assert refused(described(task=f"{__name__}:errors")).startswith(
+        "task.loss: its value has no gradient, although the outputs of task.model have one; accepted: functions of torch"
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -152,7 +152,7 @@ class _Proof:
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
         self._batches = torch.arange(NODES * size).view(NODES, size)
         self._optimizer, self._rows = optimizer, Rows(layout.size, device)
-        self._plain = SequentialTrainer(_guarded(self._task), optimizer, self._rows, cuda_graphs=False)
+        self._plain = SequentialTrainer(_guarded(self._task, self._modules), optimizer, self._rows, cuda_graphs=False)
         self._plain.draws = True  # so that a step begins with the seed of its job
         # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
         self._exact = device == "cpu" and numerics.mode() != "off"
@@ -378,13 +378,26 @@ class _Proof:
         return True
 
 
-def _guarded(task: Task) -> Task:
-    """The same task with a loss and an augmentation whose errors are refused in their names."""
+def _guarded(task: Task, modules: Sequence[nn.Module]) -> Task:
+    """The same task with a loss and an augmentation whose errors are refused in their names, as is a loss without a gradient
+    for the trained parameters of the ``modules`` that have been made by then."""
 
     def loss(outputs: Any, targets: Tensor) -> Tensor:
         accepted = partial(fitting, outputs, targets, "the training data")
         with refusing("task.loss", accepted, outputs=outputs, targets=targets):
-            return loss_of(task, outputs, targets)
+            value = loss_of(task, outputs, targets)
+        trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+        if not _depends([value], trained):
+            if _depends([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)], trained):
+                raise BadInput(
+                    "task.loss: its value has no gradient, although the outputs of task.model have one; accepted: functions"
+                    " of torch that have a gradient, without detach(), item(), argmax() or torch.no_grad()"
+                )
+            raise BadInput(
+                "task.model: no trained parameter takes part in its outputs during training, so the loss has no gradient;"
+                " accepted: a forward without torch.no_grad() or detach(), of layers that are registered (nn.ModuleList, no list)"
+            )
+        return value
 
     def augment(inputs: Any, rng: np.random.Generator) -> Any:
         with refusing("task.augment", inputs=inputs):
@@ -392,6 +405,19 @@ def _guarded(task: Task) -> Task:
             return task.augment(inputs, rng)
 
     return replace(task, loss=loss, augment=None if task.augment is None else augment)
+
+
+def _depends(values: Sequence[Tensor], parameters: Set[int]) -> bool:
+    """Whether autograd would reach one of the parameters, given by their ids, from some values."""
+    pending, seen = [value.grad_fn for value in values], set[Any]()
+    while pending:
+        function = pending.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            if id(getattr(function, "variable", None)) in parameters:
+                return True
+            pending += [step for step, _ in function.next_functions]
+    return False
 
 
 def _mean_output(outputs: Any, targets: Tensor) -> Tensor:
