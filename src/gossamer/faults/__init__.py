@@ -7,4 +7,5 @@ from gossamer.faults.fault import FaultInterval as FaultInterval
 from gossamer.faults.fault import FaultSchedule as FaultSchedule
 from gossamer.faults.fault import RoundCrash as RoundCrash
 from gossamer.faults.fault import StartFrom as StartFrom
+from gossamer.faults.kinds import Churn as Churn
 from gossamer.faults.kinds import Crash as Crash

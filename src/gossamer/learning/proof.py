@@ -152,7 +152,9 @@ class _Proof:
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
         self._batches = torch.arange(NODES * size).view(NODES, size)
         self._optimizer, self._rows = optimizer, Rows(layout.size, device)
-        self._plain = SequentialTrainer(_guarded(self._task, self._modules), optimizer, self._rows, cuda_graphs=False)
+        self._plain = SequentialTrainer(
+            _guarded(self._task, self._modules), optimizer, self._rows, cuda_graphs=False
+        )
         self._plain.draws = True  # so that a step begins with the seed of its job
         # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
         self._exact = device == "cpu" and numerics.mode() != "off"
@@ -395,7 +397,8 @@ def _guarded(task: Task, modules: Sequence[nn.Module]) -> Task:
                 )
             raise BadInput(
                 "task.model: no trained parameter takes part in its outputs during training, so the loss has no gradient;"
-                " accepted: a forward without torch.no_grad() or detach(), of layers that are registered (nn.ModuleList, no list)"
+                " accepted: a forward without torch.no_grad() or detach(), of layers that are registered (as in"
+                " nn.ModuleList, and not in a list)"
             )
         return value
 

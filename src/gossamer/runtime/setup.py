@@ -21,7 +21,8 @@ from gossamer.config import Experiment, Processes, Simulate
 from gossamer.config.ranges import LONGEST_ACCEPTED_S
 from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
-from gossamer.faults import FaultSchedule
+from gossamer.faults import Churn, FaultSchedule
+from gossamer.faults.fault import select_ranks
 from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.learning import Mean
 from gossamer.learning.batches import BatchStream
@@ -49,6 +50,8 @@ log = logging.getLogger("gossamer")
 
 _LONG_S = 2.0
 """How long a model may take to be made and tried before the set-up says how long it will take."""
+_PROCESS_S = 1e-3
+"""The least time that a process needs to start and to take a step."""
 _TRIED = 1000
 """The first nodes and rounds whose durations and learning rates are looked at before a run."""
 
@@ -115,6 +118,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     _check_stop(experiment, topology)
     settled = experiment.compute.settled(nodes, seed)
     _check_durations(settled, nodes, seed)
+    _check_churn(experiment, settled, holders)
     compute = faults.compute(settled, frozen=virtual)
     _check_learning_rates(experiment)
     _check_codec(experiment, layout, topology, network, faults)
@@ -234,6 +238,27 @@ def _check_durations(profile: ComputeProfile, nodes: int, seed: int) -> None:
         if seconds > LONGEST_ACCEPTED_S:
             problem = f"{seconds:g} s for the first step of node {rank}"
             raise BadInput(f"compute: {problem}; accepted: at most {LONGEST_ACCEPTED_S:g} s")
+
+
+def _check_churn(experiment: Experiment, profile: ComputeProfile, holders: Sequence[int]) -> None:
+    """Refuse nodes that crash so often that none of their steps is ever completed, or that leave and return a thousand times
+    while one is computed: a run that waits for them would not end."""
+    engine, nodes, seed = experiment.engine, experiment.nodes, experiment.seed
+    for number, fault in enumerate(experiment.faults):
+        if not isinstance(fault, Churn) or fault.mean_up_s is None:
+            continue
+        field = f"faults.{number}"
+        ranks = sorted(set(select_ranks(fault.nodes, nodes, seed, field)) & set(holders))[:_TRIED]
+        steps = {rank: profile.duration(seed, rank, 0, 1, 0.0) for rank in ranks}
+        if isinstance(engine, Processes):
+            steps = {
+                rank: max(seconds if engine.pace else 0.0, _PROCESS_S) for rank, seconds in steps.items()
+            }
+        seconds, slowest = max(((seconds, rank) for rank, seconds in steps.items()), default=(0.0, 0))
+        least = seconds / (20 if fault.by == "crash" else 1000)
+        if fault.mean_up_s < least and fault.end_s - fault.from_s > least:
+            problem = f"got {fault.mean_up_s:g}, while a step of node {slowest} takes {seconds:g} s"
+            raise BadInput(f"{field}.mean_up_s: {problem}; accepted: at least {least:g}")
 
 
 def _check_learning_rates(experiment: Experiment) -> None:
