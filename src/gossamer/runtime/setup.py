@@ -40,7 +40,7 @@ from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
 from gossamer.runtime.memory import check_address_space, check_memory, check_model_size, check_outputs
-from gossamer.runtime.trial import fewest_models, try_exchange
+from gossamer.runtime.trial import ROUNDS, fewest_models, try_exchange
 from gossamer.runtime.warm_start import warm_start
 from gossamer.tasks import Task, label_counts, load_task, poisoned
 from gossamer.tasks.summary import summary
@@ -50,6 +50,8 @@ log = logging.getLogger("gossamer")
 
 _LONG_S = 2.0
 """How long a model may take to be made and tried before the set-up says how long it will take."""
+_MAX_DEGREES = 10_000
+"""The number of degrees of a changing graph that are looked at for an aggregator that needs several models."""
 _PROCESS_S = 1e-3
 """The least time that a process needs to start and to take a step."""
 _TRIED = 1000
@@ -333,7 +335,13 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         raise BadInput(
             f"{name} takes whole models, but {codec.name_of()} sends parts; accepted: coordinate-mean"
         )
-    fewest = fewest_models(experiment, topology)
+    if aggregator.least > 1 and algorithm.mixes_what_arrives():
+        raise BadInput(
+            f"{name} takes at least {aggregator.least} models, and {algorithm.name_of()} mixes those that have arrived, perhaps"
+            " none; accepted: mean, median and others that take any number, or an algorithm that waits for its neighbours"
+        )
+    most_rounds = max(ROUNDS, _MAX_DEGREES // experiment.nodes) if aggregator.least > 1 else ROUNDS
+    fewest = fewest_models(experiment, topology, most_rounds)
     if fewest is not None and fewest.number < aggregator.least:
         when = "" if topology.static else f" in round {fewest.round}"
         raise BadInput(
