@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import nn
 
 import gossamer
-from gossamer import BadInput, Experiment, Task
+from gossamer import BadInput, Experiment, Task, files
+from gossamer.config.experiment import Evaluation
 from gossamer.errors import RunFailed
 from gossamer.files import parse_yaml
 from gossamer.process_memory import available_bytes
@@ -252,3 +253,21 @@ def test_loss_without_gradient_is_refused() -> None:
     assert refused(described(task=f"{__name__}:errors")).startswith(
         "task.loss: its value has no gradient, although the outputs of task.model have one; accepted: functions of torch"
     )
+
+
+def test_table_of_metrics_that_does_not_fit_is_refused_before_the_run() -> None:
+    """A row of each of 4 nodes and of the network, 10^12 + 1 times."""
+    experiment = described(evaluation={"every_rounds": 1}, stop={"rounds": 10**12})
+    assert refused(experiment).startswith(
+        "evaluation.every_rounds: got 1, which makes a table of 5,000,000,000,005 rows that takes "
+    )
+    prepare(described(evaluation={"every_rounds": 10**11}, stop={"rounds": 10**12}))
+
+
+def test_record_that_could_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory alone limits tables."""
+    experiment = described(task={"name": "least-squares", "features": 2, "samples": 8}, stop={"rounds": 5})
+    monkeypatch.setattr(files, "MAX_VALUES", 600)
+    run = gossamer.run(experiment.model_copy(update={"evaluation": Evaluation(every_rounds=1)}), tmp_path)
+    assert run.status == "done"
+    assert gossamer.load_run(run.path).metrics.height * run.metrics.width > 600

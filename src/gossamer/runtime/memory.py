@@ -14,6 +14,7 @@ from gossamer.learning.optimizer import checked_state
 from gossamer.learning.parameters import Layout, generators_restored
 from gossamer.learning.proof import vectors_needed
 from gossamer.process_memory import available_bytes
+from gossamer.results.recorder import METRICS, TRAFFIC
 from gossamer.tasks import Task
 
 _MIN_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread
@@ -104,6 +105,26 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
             f"{what} take at least {max(needed, proof) / 2**30:.3g} GiB of memory; accepted: at most the"
             f" {available / 2**30:.3g} GiB available"
         )
+
+
+def check_record(experiment: Experiment, evaluated: int, columns: int) -> None:
+    """Refuse a run whose table of metrics would exceed the free memory, in which it is put together at the end and read later.
+    Columns that the algorithm records come on top. ``evaluated`` nodes have a row with ``columns`` of its own."""
+    evaluation, stop = experiment.evaluation, experiment.stop
+    available = available_bytes()
+    for every, end, field in (
+        (evaluation.every_rounds, stop.rounds, "every_rounds"),
+        (evaluation.every_s, stop.time_s, "every_s"),
+    ):
+        if every is None or end is None or available is None:
+            continue
+        rows = (int(end / every) + 1) * (evaluated + 1)
+        needed = 8 * rows * (len(METRICS) + len(TRAFFIC) + columns)
+        if needed > available:
+            raise BadInput(
+                f"evaluation.{field}: got {every:g}, which makes a table of {rows:,} rows that takes {needed / 2**30:.3g} GiB of"
+                f" memory; accepted: what fits the {available / 2**30:.3g} GiB available, with fewer rows or evaluation.nodes"
+            )
 
 
 def check_outputs(experiment: Experiment, on: str, samples: int, sample_bytes: int, models: int) -> None:

@@ -39,7 +39,13 @@ from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
-from gossamer.runtime.memory import check_address_space, check_memory, check_model_size, check_outputs
+from gossamer.runtime.memory import (
+    check_address_space,
+    check_memory,
+    check_model_size,
+    check_outputs,
+    check_record,
+)
 from gossamer.runtime.trial import ROUNDS, fewest_models, try_exchange
 from gossamer.runtime.warm_start import warm_start
 from gossamer.tasks import Task, label_counts, load_task, poisoned
@@ -133,6 +139,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     evaluated = _evaluated(experiment, outcomes)
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
+    check_record(experiment, len(evaluated), len(sets) * len(list(measures.numbers())))
     setup = Setup(
         experiment=experiment,
         task=task,
