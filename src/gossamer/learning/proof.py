@@ -79,6 +79,13 @@ class SmallestBatch(NamedTuple):
     cure: str  # what makes it larger, with {} for the number of samples
 
 
+class OneClassBatch(NamedTuple):
+    """A first batch of a node whose targets are equal."""
+
+    rank: int
+    samples: Int[np.ndarray, " batch"]  # indices in the training data
+
+
 def failure_of(
     name: str,
     task: Task,
@@ -88,6 +95,7 @@ def failure_of(
     batch: int,
     seed: int,
     smallest: SmallestBatch | None = None,
+    one_class: OneClassBatch | None = None,
 ) -> str | None:
     """What a trainer does wrong, as a predicate; None if it takes the steps of plain training.
 
@@ -103,7 +111,7 @@ def failure_of(
         generators_restored(device),
         drawing_from(key, device),
     ):
-        given = _Given(task, optimizer, layout, device, count, seed, smallest)
+        given = _Given(task, optimizer, layout, device, count, seed, smallest, one_class)
         try:
             proof = _tried_plainly(given)
         except BadInput:
@@ -124,6 +132,7 @@ class _Given(NamedTuple):
     batch: int  # samples in a batch of the three nodes
     seed: int
     smallest: SmallestBatch | None
+    one_class: OneClassBatch | None
 
 
 def _tried_plainly(given: _Given) -> _Proof:
@@ -138,7 +147,7 @@ class _Proof:
 
     def __init__(self, given: _Given) -> None:
         self._given = given
-        task, optimizer, layout, device, batch, seed, smallest = given
+        task, optimizer, layout, device, batch, seed, smallest, self._one_class = given
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
@@ -147,6 +156,8 @@ class _Proof:
         self._smallest = smallest if smallest is not None and len(smallest.samples) < size else None
         if self._smallest is not None:
             chosen = np.concatenate([chosen, self._smallest.samples])
+        if self._one_class is not None:
+            chosen = np.concatenate([chosen, self._one_class.samples])
         samples = for_each(lambda tensor: tensor[chosen], task.train[0]), task.train[1][chosen]
         self._modules: list[nn.Module] = []
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
@@ -209,6 +220,8 @@ class _Proof:
             self._check_update(first)
         if self._smallest is not None:
             self._try_smallest(self._smallest)
+        if self._one_class is not None:
+            self._try_one_class(self._one_class)
 
     def _try(self, batch: Int[Tensor, " batch"]) -> None:
         """Compute a gradient of the first node's model."""
@@ -228,6 +241,20 @@ class _Proof:
             raise BadInput(
                 f"{problem}, with a batch of {samples}, as node {smallest.rank} has; accepted:"
                 f" {smallest.cure.format(needed)}, or a model and a loss that take {samples}"
+            ) from error
+
+    def _try_one_class(self, one_class: OneClassBatch) -> None:
+        """Compute a gradient for two samples of a batch whose targets are equal or, if that fails, for all of them."""
+        count, end = len(one_class.samples), len(self._task.train[1])
+        if self._takes(torch.arange(end - count, end - count + min(count, FEWEST))):
+            return
+        try:
+            self._try(torch.arange(end - count, end))
+        except BadInput as error:
+            problem, _, _ = str(error).rpartition("; accepted: ")
+            raise BadInput(
+                f"{problem}, with a batch of one class, as the first one of node {one_class.rank}; accepted: a model and a"
+                " loss that take it, a larger batch_size, or a partition with more classes at each node"
             ) from error
 
     def _takes(self, batch: Int[Tensor, " batch"]) -> bool:
@@ -284,7 +311,10 @@ class _Proof:
     def _repeats_with(self, field: str, value: Any) -> bool:
         """Whether the first step repeats if the task has another augmentation or loss."""
         task = replace(self._given.task, **{field: value})
-        return _Proof(self._given._replace(task=task, smallest=None))._repeated_step() is not None
+        return (
+            _Proof(self._given._replace(task=task, smallest=None, one_class=None))._repeated_step()
+            is not None
+        )
 
     def _check_update(self, first: TrainResult) -> None:
         """Refuse an update that changes nothing, or whose random numbers no run repeats."""

@@ -108,8 +108,8 @@ def check_memory(experiment: Experiment, layout: Layout) -> None:
 
 
 def check_record(experiment: Experiment, evaluated: int, columns: int) -> None:
-    """Refuse a run whose table of metrics would exceed the free memory, in which it is put together at the end and read later.
-    Columns that the algorithm records come on top. ``evaluated`` nodes have a row with ``columns`` of its own."""
+    """Refuse a run whose table of metrics would exceed the free memory, in which it is put together at the end and read
+    later. Columns that the algorithm records come on top. ``evaluated`` nodes have a row with ``columns`` of its own."""
     evaluation, stop = experiment.evaluation, experiment.stop
     available = available_bytes()
     for every, end, field in (
@@ -122,8 +122,8 @@ def check_record(experiment: Experiment, evaluated: int, columns: int) -> None:
         needed = 8 * rows * (len(METRICS) + len(TRAFFIC) + columns)
         if needed > available:
             raise BadInput(
-                f"evaluation.{field}: got {every:g}, which makes a table of {rows:,} rows that takes {needed / 2**30:.3g} GiB of"
-                f" memory; accepted: what fits the {available / 2**30:.3g} GiB available, with fewer rows or evaluation.nodes"
+                f"evaluation.{field}: got {every:g}, which makes a table of {rows:,} rows that takes {needed / 2**30:.3g} GiB"
+                f" of memory; accepted: what fits the {available / 2**30:.3g} GiB available, with fewer rows or evaluation.nodes"
             )
 
 

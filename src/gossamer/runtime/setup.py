@@ -29,7 +29,7 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.guard import refusing
 from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, with_maker
-from gossamer.learning.proof import SmallestBatch, failure_of
+from gossamer.learning.proof import OneClassBatch, SmallestBatch, failure_of
 from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import SequentialTrainer, choose_trainer
 from gossamer.learning.trial import tried_measures
@@ -60,6 +60,8 @@ _MAX_DEGREES = 10_000
 """The number of degrees of a changing graph that are looked at for an aggregator that needs several models."""
 _PROCESS_S = 1e-3
 """The least time that a process needs to start and to take a step."""
+_ONE_CLASS = 100
+"""The first nodes whose first batches are looked at for one of a single class."""
 _TRIED = 1000
 """The first nodes and rounds whose durations and learning rates are looked at before a run."""
 
@@ -176,6 +178,7 @@ def _settled_trainer(
     device, batches = (engine.device, True) if isinstance(engine, Simulate) else ("cpu", False)
     tried = partial(failure_of, task=task, optimizer=experiment.optimizer, layout=layout, device=device)
     tried = partial(tried, batch=size, seed=seed, smallest=_smallest_batch(experiment, parts))
+    tried = partial(tried, one_class=_one_class_batch(experiment, task, parts))
     try:
         with refusing("task.model"):
             name, note = choose_trainer(engine.trainer, task, device, size, experiment.nodes, batches)
@@ -207,6 +210,21 @@ def _smallest_batch(experiment: Experiment, parts: Sequence[Int[np.ndarray, " _"
     else:
         cure = f"at least {{}} samples at node {rank}"
     return SmallestBatch(rank, stream.batch(0).numpy(), cure)
+
+
+def _one_class_batch(
+    experiment: Experiment, task: Task, parts: Sequence[Int[np.ndarray, " _"]]
+) -> OneClassBatch | None:
+    """The first batch of one of the first nodes, if it has several samples of one class; None if there is none."""
+    targets = task.train[1]
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
+        return None
+    for rank, part in enumerate(parts[:_ONE_CLASS]):
+        if len(part) > 1 and experiment.batch_size != 1:
+            batch = BatchStream(experiment.seed, rank, part, experiment.batch_size).batch(0)
+            if len(targets[batch].unique()) == 1:
+                return OneClassBatch(rank, batch.numpy())
+    return None
 
 
 def _first_graph(topology: TopologySchedule) -> nx.Graph[int]:
@@ -344,8 +362,9 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         )
     if aggregator.least > 1 and algorithm.mixes_what_arrives():
         raise BadInput(
-            f"{name} takes at least {aggregator.least} models, and {algorithm.name_of()} mixes those that have arrived, perhaps"
-            " none; accepted: mean, median and others that take any number, or an algorithm that waits for its neighbours"
+            f"{name} takes at least {aggregator.least} models, and {algorithm.name_of()} mixes those that have arrived,"
+            " perhaps none; accepted: mean, median and others that take any number, or an algorithm that waits for its"
+            " neighbours"
         )
     most_rounds = max(ROUNDS, _MAX_DEGREES // experiment.nodes) if aggregator.least > 1 else ROUNDS
     fewest = fewest_models(experiment, topology, most_rounds)
