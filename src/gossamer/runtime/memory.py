@@ -123,7 +123,8 @@ def check_record(experiment: Experiment, evaluated: int, columns: int) -> None:
         if needed > available:
             raise BadInput(
                 f"evaluation.{field}: got {every:g}, which makes a table of {rows:,} rows that takes {needed / 2**30:.3g} GiB"
-                f" of memory; accepted: what fits the {available / 2**30:.3g} GiB available, with fewer rows or evaluation.nodes"
+                f" of memory; accepted: what fits the {available / 2**30:.3g} GiB available, as with fewer rows or"
+                " evaluation.nodes"
             )
 
 

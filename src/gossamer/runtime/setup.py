@@ -222,7 +222,7 @@ def _one_class_batch(
     for rank, part in enumerate(parts[:_ONE_CLASS]):
         if len(part) > 1 and experiment.batch_size != 1:
             batch = BatchStream(experiment.seed, rank, part, experiment.batch_size).batch(0)
-            if len(targets[batch].unique()) == 1:
+            if bool((targets[batch] == targets[batch[0]]).all()):
                 return OneClassBatch(rank, batch.numpy())
     return None
 
