@@ -41,7 +41,7 @@ def refusing(
     except GossamerError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
+        if _is_out_of_memory(error):
             raise BadInput(
                 f"{field}{given(inputs, **tensors)}: needs more memory than is free{place(error)}; accepted: what fits"
             ) from error
@@ -53,11 +53,11 @@ def refusing(
         raise BadInput(problem) from error
 
 
-def is_out_of_memory(error: BaseException) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, or the one from which it was raised, says that no memory is free."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
         return True
-    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
+    return error.__cause__ is not None and _is_out_of_memory(error.__cause__)
 
 
 def given(inputs: Any = None, **tensors: Any) -> str:
