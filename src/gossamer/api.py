@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from gossamer.results.observer import Observer
 from gossamer.results.recorder import MEASURED_BEFORE, NETWORK, close_after, close_record
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
-from gossamer.runtime.outcome import Engine, Outcome
+from gossamer.runtime.outcome import Engine, Outcome, nobody_took_part
 from gossamer.runtime.warm_start import resolved
 
 if TYPE_CHECKING:
@@ -271,6 +272,12 @@ def _carry_out(
         # The engine ends before its record is compacted, so nothing writes to it any longer.
         with engine:
             outcome = engine.run(folder, trackers, checkpoint)
+
+        def steps() -> int:
+            return max(load_run(folder.path).metrics["step"].drop_nulls().to_list(), default=0)
+
+        if (absent := nobody_took_part(experiment, outcome, steps)) is not None:
+            outcome = replace(outcome, reason="failed", failure=absent)
     except BaseException as error:
         close_after(error, folder)
         if isinstance(error, RunFailed):

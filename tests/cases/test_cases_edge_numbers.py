@@ -23,7 +23,7 @@ from gossamer.network.network import Path as NetworkPath
 from gossamer.runtime.setup import prepare
 from gossamer.selector import Selector
 
-EDGES = (1e308, -1, math.nan, math.inf, 2**63)
+EDGES = (1e308, 1e-320, -1, math.nan, math.inf, 2**63)
 
 BASE: dict[str, Any] = {
     "nodes": 4,
@@ -278,6 +278,23 @@ def test_each_number_of_the_experiment_ends_in_work_or_in_one_line(tmp_path: Pat
             {"optimizer": {"name": "sgd", "lr": 1e39}},
             "optimizer.lr: got 1e+39; accepted: less than or equal to 3.40282e+38",
         ),
+        *(
+            (
+                {"optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.5, **fields}},
+                f"optimizer.{line}",
+            )
+            for fields, line in (
+                ({"lr": 1e-46}, "lr: got 1e-46; accepted: at least 1.1754944e-38"),
+                ({"clip_norm": 1e-320}, "clip_norm: got 1e-320; accepted: at least 1.1754944e-38"),
+                ({"weight_decay": 1e-40}, "weight_decay: got 1e-40; accepted: 0, or at least 1.1754944e-38"),
+                ({"momentum": 0.99999999}, "momentum: got 0.99999999; accepted: at most 0.9999999"),
+                (
+                    {"schedule": {"name": "exponential", "factor": 1e-46}},
+                    "schedule.factor: got 1e-46; accepted: at least 1.1754944e-38",
+                ),
+            )
+        ),
+        ({"stop": {"time_s": 1e-10}}, "stop.time_s: got 1e-10; accepted: at least 1e-09"),
         (
             {"network": {"name": "uniform", "latency_s": 1e308}},
             "network.latency_s: got 1e+308; accepted: less than or",
@@ -334,6 +351,15 @@ def test_the_line_names_the_field_and_its_range(fields: dict[str, Any], line: st
         prepare(Experiment.of({**BASE, **fields}))
     [problem] = raised.value.problems
     assert problem.startswith(line)
+
+
+def test_the_smallest_and_largest_accepted_numbers_work(tmp_path: Path) -> None:
+    """What the lines offer is itself a number that float32 holds."""
+    smallest = 1.1754944e-38
+    optimizer = {"name": "sgd", "lr": smallest, "clip_norm": smallest, "weight_decay": smallest}
+    assert outcome({**BASE, "optimizer": {**optimizer, "momentum": 0.9999999}}, tmp_path) == "work"
+    assert np.float32(smallest) >= np.finfo(np.float32).tiny
+    assert np.float32(0.9999999) < 1
 
 
 # --- values of own components

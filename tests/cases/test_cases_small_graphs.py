@@ -124,3 +124,58 @@ def test_an_error_in_a_library_names_the_users_line(tmp_path: Path, monkeypatch:
     assert cause is not None
     assert cause.__traceback__ is not None
     assert cause.__traceback__.tb_frame.f_code.co_filename == str(tmp_path / "unlucky_draw.py")
+
+
+@pytest.mark.parametrize(
+    ("topology", "nodes", "least"),
+    [
+        ({"name": "barabasi-albert", "m": 1}, 1, 2),
+        ({"name": "barabasi-albert", "m": 3}, 3, 4),
+        ({"name": "random-regular", "degree": 4}, 3, 5),
+        ({"name": "watts-strogatz", "degree": 2, "p": 0.1}, 2, 3),
+    ],
+)
+def test_generators_say_how_many_nodes_they_need(topology: dict[str, Any], nodes: int, least: int) -> None:
+    with pytest.raises(BadInput, match=rf"for {nodes} nodes; accepted: .*, or at least {least} nodes$"):
+        prepare(Experiment(**{**SMALL, "nodes": nodes, "topology": topology, "algorithm": "d-psgd"}))
+    prepare(Experiment(**{**SMALL, "nodes": least, "topology": topology, "algorithm": "d-psgd"}))
+
+
+KRUM = {"name": "krum", "byzantine": 0}
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["gossip-learning", {"name": "swift", "memory": "fresh"}, {"name": "divshare", "fraction": 1.0}],
+)
+def test_aggregator_of_several_models_needs_an_algorithm_that_waits(algorithm: Any) -> None:
+    fields = {**SMALL, "nodes": 5, "topology": "ring", "algorithm": algorithm}
+    with pytest.raises(BadInput) as refused:
+        prepare(Experiment(**fields, aggregator=KRUM))
+    name = algorithm if isinstance(algorithm, str) else algorithm["name"]
+    start = (
+        "aggregator: krum, for divshare; accepted: mean, or one of "
+        if name == "divshare"
+        else f"aggregator: krum takes at least 3 models, and {name} mixes those that have arrived, perhaps none; accepted: "
+    )
+    assert str(refused.value).startswith(start)
+    if name != "divshare":
+        prepare(Experiment(**fields, aggregator="median"))
+
+
+def test_memory_of_every_neighbour_is_enough_for_an_aggregator_of_several_models() -> None:
+    prepare(Experiment(**SMALL, nodes=5, topology="ring", algorithm="swift", aggregator=KRUM))
+
+
+def test_later_rounds_that_are_certain_are_looked_at_too() -> None:
+    """The first round in which a node of this graph has less than two neighbours is the 26th."""
+    links = {"name": "random-links", "probability": 0.8}
+    fields = {**SMALL, "nodes": 6, "topology": links, "algorithm": "d-psgd", "aggregator": KRUM}
+    with pytest.raises(
+        BadInput, match=r"takes at least 3 models, and node \d has [12] in round (\d\d)"
+    ) as refused:
+        prepare(Experiment(**{**fields, "stop": {"rounds": 60}}))
+    found = re.search(r"in round (\d+)", str(refused.value))
+    assert found is not None
+    assert int(found[1]) > 16
+    prepare(Experiment(**{**fields, "stop": {"rounds": 17}}))

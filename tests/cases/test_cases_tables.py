@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
+import yaml
 
 import gossamer
 from gossamer import BadInput, Experiment
@@ -131,9 +133,14 @@ def test_tables_are_read_as_they_are_found(
             lines(";", names=True).replace(".", ","),
             {"csv": {"separator": ";"}},
             "task.inputs: 'a' is no column of numbers ('5,0' in row 1 below the names of excel.csv, one of 30);"
-            " accepted: a column of numbers, or task.csv.decimal: ',' if commas begin decimals",
+            " accepted: a column of numbers, or task.csv.decimal: ',' if 5,0 is 5",
         ),
-        ("iris.csv", lines(names=True), {"csv": {"decimal": ","}}, "decimal: ',' with another separator"),
+        (
+            "iris.csv",
+            lines(names=True),
+            {"csv": {"decimal": ",", "thousands": ","}},
+            "thousands other than decimal, ','",
+        ),
         ("iris.csv", lines(names=True), {"csv": {"separator": "::"}}, "task.csv.separator: got '::'"),
         (
             "notes.csv",
@@ -186,6 +193,84 @@ def test_tables_that_cannot_be_read_are_refused_with_the_cure(
     tmp_path: Path, name: str, content: str | bytes, settings: dict[str, Any], message: str
 ) -> None:
     assert message in refused(write(tmp_path / name, content), **settings)
+
+
+def grouped(number: float, group: str, point: str) -> str:
+    return f"{number:,}".translate({ord(","): group, ord("."): point})
+
+
+LARGE = [(1000 * a + 7000, b, c, d, species) for a, b, c, d, species in IRIS]
+"""Rows whose first numbers are above 9,999."""
+
+
+def large(separator: str, group: str, point: str, quote: str = "") -> str:
+    rows = [[grouped(a, group, point), *(str(n).replace(".", point) for n in more)] for a, *more in LARGE]
+    rows = [[f"{quote}{cell}{quote}" for cell in row] for row in rows]
+    return "".join(separator.join(row) + "\n" for row in [COLUMNS, *rows])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "settings", "rows"),
+    [
+        ("english.csv", large(",", ",", ".", '"'), {}, LARGE),
+        ("german.csv", large(";", ".", ","), {"csv": {"separator": ";"}}, LARGE),
+        ("quoted.csv", large(",", "", ",", '"'), {}, LARGE),
+        ("swiss.csv", large(",", "\u2019", "."), {}, LARGE),
+        ("french.csv", large(";", "\u202f", ","), {"csv": {"separator": ";"}}, LARGE),
+        ("semi.data", lines(";"), PLAIN, IRIS),
+        ("comma.data", lines(), {"csv": {"columns": COLUMNS, "separator": ";"}}, IRIS),
+        ("colon.csv", lines(":", names=True), {}, IRIS),
+        ("numbered.csv", lines("\t"), {"csv": {"header": False}, "inputs": [0, 1, 2, 3], "targets": 4}, IRIS),
+        ("excel.data", lines(";").replace(".", ","), PLAIN, IRIS),
+        ("wide.csv", lines(names=True).encode("utf-16-le"), {}, IRIS),
+        (
+            "wide.jsonl",
+            pl.DataFrame(IRIS, COLUMNS, orient="row").write_ndjson().encode("utf-16-be"),
+            {},
+            IRIS,
+        ),
+    ],
+)
+def test_offered_cures_work_when_they_are_followed(
+    tmp_path: Path, name: str, content: str | bytes, settings: dict[str, Any], rows: list[tuple[Any, ...]]
+) -> None:
+    path = write(tmp_path / name, content)
+    for _ in range(3):
+        message = refused(path, **settings)
+        assert name in message
+        offer = message.split("; accepted: ")[1].split(" if ")[0].removeprefix("utf")
+        found = re.findall(r"task\.csv\.(\w+): (\"[^\"]*\"|'[^']*')", offer)
+        if found:
+            csv = {field: yaml.safe_load(value) for field, value in found}
+            settings = {**settings, "csv": {**settings.get("csv", {}), **csv}}
+        else:
+            settings = {**settings, "encoding": f"utf{offer}"}
+        try:
+            task = hub(path, **settings)
+        except BadInput:
+            continue
+        break
+    assert same(samples(task), rows)
+
+
+@pytest.mark.parametrize("missing", ["refuse", "drop"])
+@pytest.mark.parametrize("name", ["iris.csv", "iris.csv.gz"])
+def test_zeros_in_a_file_are_damage_and_no_missing_values(tmp_path: Path, name: str, missing: str) -> None:
+    """As where a copy was broken off, or a disk lost a block."""
+    text = lines(names=True).encode()
+    for damaged, line in ((text + bytes(90), 32), (text[:100] + bytes(90) + text[190:], 4)):
+        path = write(tmp_path / name, damaged)
+        assert text[:100].count(b"\n") == 3
+        problem = f"line {line} of {path} has bytes that are 0, as damaged files have; accepted: a whole file"
+        assert refused(path, missing=missing) == problem
+
+
+def test_several_words_for_a_missing_value_are_offered_together(tmp_path: Path) -> None:
+    text = lines(names=True).replace("\n5.001,", "\nlost,").replace("\n5.002,", "\nnever,")
+    path = write(tmp_path / "iris.csv", text)
+    assert "task.csv.null_values: ['lost', 'never'] if" in refused(path)
+    task = hub(path, csv={"null_values": ["lost", "never"]}, missing="drop")
+    assert same(samples(task), [IRIS[0], *IRIS[3:]])
 
 
 def test_offered_names_of_a_table_without_names_do_not_cost_a_row(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import gossamer
-from gossamer import Experiment, RunFailed, load_run
+from gossamer import BadInput, Experiment, RunFailed, load_run
 from gossamer.runtime.processes.coordinator import checks
+from gossamer.runtime.setup import prepare
 
 DIES = """
 import os
@@ -124,3 +125,77 @@ def test_slow_nodes_are_no_failure(algorithm: Any, tmp_path: Path) -> None:
     assert run.status == "done"
     slowest = run.metrics.filter(node=factors.index(max(factors)))
     assert slowest["round"].max() == 0
+
+
+STEPS = {"name": "constant", "seconds_per_step": 0.1}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"name": "join", "nodes": "all", "at_s": 10},
+        {"name": "churn", "mean_up_s": 0.006, "mean_down_s": 0.01},  # a node that returns is in a later round
+        {"name": "churn", "mean_up_s": 1e-9, "mean_down_s": 1e-9, "to_s": 1e-6},
+    ],
+)
+def test_run_in_which_faults_let_no_node_take_part_fails(fault: dict[str, Any], tmp_path: Path) -> None:
+    """A step takes 0.1 s."""
+    stop = {"rounds": 2, "time_s": 0.3}
+    experiment = described(compute=STEPS, faults=[fault], stop=stop, engine="simulate")
+    with pytest.raises(
+        RunFailed, match="^no node took a step or sent a message in .* s: the faults let"
+    ) as failed:
+        gossamer.run(experiment, tmp_path)
+    assert failed.value.folder is not None
+    assert load_run(failed.value.folder).status == "failed"
+
+
+def test_nodes_that_are_absent_but_for_a_step_take_part(tmp_path: Path) -> None:
+    fault = {"name": "leave", "nodes": "all", "at_s": 0.25}
+    run = gossamer.run(
+        described(compute=STEPS, faults=[fault], stop={"rounds": 2}, engine="simulate"), tmp_path
+    )
+    assert run.status == "done"
+
+
+@pytest.mark.parametrize(
+    ("by", "mean_up_s", "engine", "line"),
+    [
+        (
+            "crash",
+            1e-9,
+            "simulate",
+            "got 1e-09, while a step of node 2 takes 0.1 s; accepted: at least 0.005",
+        ),
+        (
+            "crash",
+            0.0049,
+            "simulate",
+            "got 0.0049, while a step of node 2 takes 0.1 s; accepted: at least 0.005",
+        ),
+        (
+            "leave",
+            1e-9,
+            "simulate",
+            "got 1e-09, while a step of node 2 takes 0.1 s; accepted: at least 0.0001",
+        ),
+        (
+            "crash",
+            1e-9,
+            "processes",
+            "got 1e-09, while a step of node 2 takes 0.001 s; accepted: at least 5e-05",
+        ),
+        ("crash", 0.005, "simulate", ""),
+        ("leave", 0.0001, "simulate", ""),
+        ("crash", 0.005, "processes", ""),
+    ],
+)
+def test_churn_without_time_for_a_step_is_refused(by: str, mean_up_s: float, engine: str, line: str) -> None:
+    churn = {"name": "churn", "nodes": [0, 2], "by": by, "mean_up_s": mean_up_s, "mean_down_s": 1}
+    experiment = described(compute=STEPS, faults=[churn], engine=engine)
+    if not line:
+        prepare(experiment)
+        return
+    with pytest.raises(BadInput) as refused:
+        prepare(experiment)
+    assert str(refused.value) == f"faults.0.mean_up_s: {line}"

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import nn
 
 import gossamer
-from gossamer import BadInput, Experiment, Task
+from gossamer import BadInput, Experiment, Task, files
+from gossamer.config.experiment import Evaluation
 from gossamer.errors import RunFailed
 from gossamer.files import parse_yaml
 from gossamer.process_memory import available_bytes
@@ -176,3 +177,97 @@ def test_folder_with_a_part_that_cannot_be_read(tmp_path: Path, monkeypatch: pyt
     assert problem.endswith(
         "locked.csv can't be read (Permission denied); accepted: a folder whose files can be read"
     )
+
+
+def with_model(model: Any, **changes: Any) -> Experiment:
+    return described(task={"name": "digits", "model": model, "samples": 200}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "problem"),
+    [
+        ([10**12], "the 75,000,000,000,010 parameters of one model take 2.79e+05 GiB of memory"),
+        ([10**7, 10**7], "the 100,000,760,000,010 parameters of one model take 3.73e+05 GiB of memory"),
+        ([10**18], "no tensor has so many values"),
+        ([2**70], "no tensor has so many values"),
+    ],
+)
+def test_model_that_does_not_fit_is_refused_by_its_field(hidden: list[int], problem: str) -> None:
+    assert refused(with_model({"name": "mlp", "hidden": hidden})).startswith(
+        f"task.model.hidden: got {hidden}: {problem}; accepted: "
+    )
+
+
+def test_many_models_that_do_not_fit_are_refused_by_both_fields() -> None:
+    """750,010 parameters, twice for each node."""
+    assert refused(with_model({"name": "mlp", "hidden": [10_000]}, nodes=1_000_000)).startswith(
+        "nodes: 1000000 with 750010 parameters each (task.model.hidden: [10000]) take at least 5.59e+03 GiB"
+    )
+
+
+def enormous(shape: tuple[int, ...], classes: int) -> nn.Module:
+    return nn.Linear(10**12, 1)
+
+
+def test_own_model_that_does_not_fit_is_refused_at_its_line() -> None:
+    line = enormous.__code__.co_firstlineno + 1
+    assert refused(with_model(f"{__name__}:enormous")) == (
+        f"task.model: needs more memory than is free (test_cases_tried.py, line {line}); accepted: what fits"
+    )
+
+
+class WithoutGradient(nn.Module):
+    """A model that trains nothing, since its forward has no gradient or no parameter."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, kind: str) -> None:
+        super().__init__()
+        self.kind, self.layer = kind, nn.Linear(64, classes)
+        self.layers = [nn.Linear(64, classes)]  # unknown to torch
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer = self.layers[0] if self.kind == "list" else self.layer
+        with torch.set_grad_enabled(self.kind != "no_grad"):
+            outputs: torch.Tensor = layer(x.flatten(1))
+        return outputs.detach() if self.kind == "training" and self.training else outputs
+
+
+@pytest.mark.parametrize("kind", ["no_grad", "training", "list"])
+@pytest.mark.parametrize("trainer", ["auto", "sequential", "batched"])
+def test_model_without_gradient_is_refused(kind: str, trainer: str) -> None:
+    model = {"name": f"{__name__}:WithoutGradient", "kind": kind}
+    problem = refused(with_model(model, engine={"name": "simulate", "trainer": trainer}))
+    assert problem.startswith(
+        "task.model: no trained parameter takes part in its outputs during training, so the loss has no gradient; accepted: a"
+    )
+
+
+def errors() -> Task:
+    """A loss that has no gradient: the share of wrong classes."""
+    inputs = torch.randn(64, 5, generator=torch.Generator().manual_seed(1))
+    pair = inputs, (inputs.sum(1) > 0).long()
+    wrong = lambda outputs, targets: (outputs.argmax(1) != targets).float().mean()  # noqa: E731
+    return Task(model=lambda: nn.Linear(5, 2), train=pair, test=pair, loss=wrong)
+
+
+def test_loss_without_gradient_is_refused() -> None:
+    assert refused(described(task=f"{__name__}:errors")).startswith(
+        "task.loss: its value has no gradient, although the outputs of task.model have one; accepted: functions of torch"
+    )
+
+
+def test_table_of_metrics_that_does_not_fit_is_refused_before_the_run() -> None:
+    """A row of each of 4 nodes and of the network, 10^12 + 1 times."""
+    experiment = described(evaluation={"every_rounds": 1}, stop={"rounds": 10**12})
+    assert refused(experiment).startswith(
+        "evaluation.every_rounds: got 1, which makes a table of 5,000,000,000,005 rows that takes "
+    )
+    prepare(described(evaluation={"every_rounds": 10**11}, stop={"rounds": 10**12}))
+
+
+def test_record_that_could_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory alone limits tables."""
+    experiment = described(task={"name": "least-squares", "features": 2, "samples": 8}, stop={"rounds": 5})
+    monkeypatch.setattr(files, "MAX_VALUES", 600)
+    run = gossamer.run(experiment.model_copy(update={"evaluation": Evaluation(every_rounds=1)}), tmp_path)
+    assert run.status == "done"
+    assert gossamer.load_run(run.path).metrics.height * run.metrics.width > 600

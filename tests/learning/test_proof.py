@@ -20,6 +20,7 @@ from gossamer.config.registry import build, names
 from gossamer.learning.optimizer import SGD, Adam, Optimizer, State
 from gossamer.learning.parameters import Layout, ModuleMaker
 from gossamer.learning.proof import failure_of
+from gossamer.runtime.setup import prepare
 
 
 def failure(
@@ -464,6 +465,42 @@ class Teacher(Two):
         self.teacher.weight.mul_(0.9)
         outputs: Tensor = super().forward(x) - self.teacher(x.flatten(1))
         return outputs
+
+
+def both_classes(outputs: Tensor, targets: Tensor) -> Tensor:
+    if len(targets.unique()) == 1:
+        raise ValueError("only one class")
+    return F.cross_entropy(outputs, targets)
+
+
+def pairs() -> Task:
+    """Sixty samples, in two halves of one class each."""
+    inputs = torch.randn(60, 5, generator=torch.Generator().manual_seed(1))
+    pair = inputs, (torch.arange(60) >= 30).long()
+    return Task(model=lambda: nn.Linear(5, 2), train=pair, test=pair, loss=both_classes)
+
+
+def test_a_batch_of_one_class_is_tried_if_a_node_begins_with_one() -> None:
+    """Shards leave each node one class; halves of them do not."""
+    fields: dict[str, Any] = {
+        "nodes": 2,
+        "task": pairs,
+        "algorithm": "local",
+        "batch_size": 8,
+        "engine": {"name": "simulate", "trainer": "sequential"},
+        "stop": {"rounds": 1},
+    }
+    with pytest.raises(BadInput) as refused:
+        prepare(Experiment(**fields, partition={"name": "shards", "per_node": 1}))
+    line = str(refused.value)
+    assert line.startswith(
+        "task.loss, given outputs (8, 2) of torch.float32 and targets (8,) of torch.int64: ValueError: only"
+    )
+    assert (
+        "with a batch of one class, as the first one of node 0; accepted: a model and a loss that take it, a larger"
+        in line
+    )
+    prepare(Experiment(**fields, partition="iid"))
 
 
 def test_constants_that_a_forward_pass_changes_are_refused() -> None:

@@ -60,6 +60,11 @@ class Algorithm(Component):
         algorithm may not use them."""
         return None
 
+    def mixes_what_arrives(self) -> bool:
+        """Whether it mixes the models that have arrived, perhaps none, in place of one from each in-neighbour, so that an
+        aggregator that needs several models is refused. The default: if it does not gather."""
+        return not self.gathers
+
     def message_limit(self, P: int, nodes: int) -> int:
         """The largest message that a node accepts, in bytes. The default is two models plus 64 KiB."""
         return 8 * P + 65536

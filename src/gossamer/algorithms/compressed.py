@@ -13,11 +13,11 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.algorithms.corrected import check_doubly_stochastic
+from gossamer.config.ranges import PositiveShareFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
@@ -36,7 +36,7 @@ class _Compressed(Algorithm):
     sends_differences: ClassVar[bool] = True
     needs_every_message: ClassVar[bool] = True
 
-    gamma: float = Field(default=0.4, gt=0, le=1)
+    gamma: PositiveShareFloat32 = 0.4
 
     def mixing(self) -> Mixing:
         return Mixing(
@@ -147,7 +147,7 @@ class BEER(_Compressed):
         X' = X + gamma H (W - I) - eta V            H' = H + C(X' - H)
         V' = V + gamma G (W - I) + g(X') - g(X)     G' = G + C(V' - G)"""
 
-    gamma: float = Field(default=0.1, gt=0, le=1)
+    gamma: PositiveShareFloat32 = 0.1
 
     def ends_with_steps(self) -> bool:
         return True

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
 from gossamer.algorithms.algorithm import Algorithm
+from gossamer.config.ranges import Decay
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
@@ -196,8 +196,8 @@ class QuasiGlobalMomentum(Algorithm):
 
     mixes_models: ClassVar[bool] = True
     sums_suffice: ClassVar[bool] = True
-    beta: float = Field(default=0.9, ge=0, lt=1)
-    mu: float = Field(default=0.9, ge=0, lt=1)
+    beta: Decay = 0.9
+    mu: Decay = 0.9
     nesterov: bool = False
 
     def mixing(self) -> Mixing:

@@ -64,7 +64,7 @@ class DivShare(Algorithm):
 
     gathers: ClassVar[bool] = False
     tolerates_sampling: ClassVar[bool] = True
-    fraction: float = Field(default=0.1, gt=0, le=1)
+    fraction: float = Field(default=0.1, ge=1e-5, le=1)
     recipients: int | None = Field(default=None, ge=1)
     local_steps: LocalSteps = 1
     recipients_from: Literal["all", "neighbors"] = "all"

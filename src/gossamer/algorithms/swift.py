@@ -74,6 +74,9 @@ class Swift(Algorithm):
             accepted = '"topology", or an undirected graph'
             raise BadInput(f'algorithm.weights: "ccs" on a directed graph; accepted: {accepted}')
 
+    def mixes_what_arrives(self) -> bool:
+        return self.memory == "fresh"
+
     def ends_with_steps(self) -> bool:
         return True
 

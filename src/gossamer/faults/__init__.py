@@ -8,4 +8,5 @@ from gossamer.faults.fault import FaultSchedule as FaultSchedule
 from gossamer.faults.fault import Nodes as Nodes
 from gossamer.faults.fault import RoundCrash as RoundCrash
 from gossamer.faults.fault import StartFrom as StartFrom
+from gossamer.faults.kinds import Churn as Churn
 from gossamer.faults.kinds import Crash as Crash

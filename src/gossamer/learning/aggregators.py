@@ -220,7 +220,9 @@ class _Unweighted(Aggregator):
         counted = [vector for vector, weight in zip(vectors, weights, strict=True) if weight]
         if len(counted) < self.least:
             problem = f"{self.name_of()} got {len(counted)} models, the node's own included"
-            raise ValueError(f"aggregator: {problem}; accepted: at least {self.least}")
+            raise ValueError(
+                f"aggregator: {problem}; accepted: at least {self.least}, as from more neighbours"
+            )
         return torch.stack(counted)
 
 

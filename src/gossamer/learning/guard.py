@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gossamer.errors import BadInput, GossamerError, cause, is_own
+from gossamer.errors import BadInput, GossamerError, cause, is_own, place
 from gossamer.tasks.metrics import IGNORED
 
 FITTING = "parts that fit together"
@@ -40,12 +41,23 @@ def refusing(
     except GossamerError:
         raise
     except Exception as error:
+        if _is_out_of_memory(error):
+            raise BadInput(
+                f"{field}{given(inputs, **tensors)}: needs more memory than is free{place(error)}; accepted: what fits"
+            ) from error
         problem = " ".join(str(error).split())
         if not problem.startswith(field):  # as those of naming() do
             problem = f"{field}{given(inputs, **tensors)}: {cause(error)}"
         if "; accepted: " not in problem:
             problem += f"; accepted: {accepted() if callable(accepted) else accepted}"
         raise BadInput(problem) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or the one from which it was raised, says that no memory is free."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return True
+    return error.__cause__ is not None and _is_out_of_memory(error.__cause__)
 
 
 def given(inputs: Any = None, **tensors: Any) -> str:

@@ -13,7 +13,7 @@ from typing import final
 
 from pydantic import Field, model_validator
 
-from gossamer.config.ranges import NonNegativeFloat32
+from gossamer.config.ranges import NonNegativeFloat32, PositiveShareFloat32, ShareFloat32
 from gossamer.config.registry import Component, register
 from gossamer.errors import BadInput
 
@@ -53,7 +53,7 @@ class StepLearningRate(LearningRateSchedule):
     """Multiplied by ``factor`` once every ``every`` rounds, as torch's StepLR."""
 
     every: int = Field(ge=1)
-    factor: float = Field(default=0.1, gt=0, le=1)
+    factor: PositiveShareFloat32 = 0.1
 
     def factor_after_warmup(self, round: int) -> float:
         return self.factor ** (round // self.every)
@@ -64,7 +64,7 @@ class MultiStepLearningRate(LearningRateSchedule):
     """Multiplied by ``factor`` at each milestone (rounds, ascending), as torch's MultiStepLR."""
 
     milestones: tuple[int, ...]
-    factor: float = Field(default=0.1, gt=0, le=1)
+    factor: PositiveShareFloat32 = 0.1
 
     @model_validator(mode="after")
     def _ascending(self) -> MultiStepLearningRate:
@@ -82,7 +82,7 @@ class MultiStepLearningRate(LearningRateSchedule):
 class ExponentialLearningRate(LearningRateSchedule):
     """Multiplied by ``factor`` every round, as torch's ExponentialLR."""
 
-    factor: float = Field(gt=0, le=1)
+    factor: PositiveShareFloat32
 
     def factor_after_warmup(self, round: int) -> float:
         return float(self.factor**round)
@@ -94,7 +94,7 @@ class CosineLearningRate(LearningRateSchedule):
     CosineAnnealingLR, and then stays there, whereas torch's schedule would rise again."""
 
     rounds: int = Field(ge=1)
-    minimum: float = Field(default=0.0, ge=0, le=1)
+    minimum: ShareFloat32 = 0.0
 
     def factor_after_warmup(self, round: int) -> float:
         progress = min(round / self.rounds, 1.0)

@@ -33,7 +33,14 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.rprop import rprop
 from torch.optim.sgd import sgd
 
-from gossamer.config.ranges import LARGEST_FLOAT32, NonNegativeFloat32, PositiveFloat32
+from gossamer.config.ranges import (
+    LARGEST_FLOAT32,
+    Decay,
+    NonNegativeFloat32,
+    PositiveDecay,
+    PositiveFloat32,
+    ShareFloat32,
+)
 from gossamer.config.registry import Component, ComponentField, register
 from gossamer.errors import BadInput
 from gossamer.learning.guard import kind, refusing
@@ -164,8 +171,8 @@ def counter(parameters: Tensor) -> Tensor:
 class SGD(Optimizer):
     """Stochastic gradient descent, as torch.optim.SGD, with momentum (Polyak, 1964; Nesterov, 1983)."""
 
-    momentum: float = Field(default=0.0, ge=0, lt=1)
-    dampening: float = Field(default=0.0, ge=0, le=1)
+    momentum: Decay = 0.0
+    dampening: ShareFloat32 = 0.0
     nesterov: bool = False
     weight_decay: NonNegativeFloat32 = 0.0
 
@@ -253,7 +260,7 @@ class Rprop(TorchOptimizer):
     )
     vectors: ClassVar[tuple[str, ...]] = ("previous", "size")
     counts: ClassVar[bool] = False
-    eta_minus: float = Field(default=0.5, gt=0, lt=1)
+    eta_minus: PositiveDecay = 0.5
     eta_plus: float = Field(default=1.2, gt=1, le=LARGEST_FLOAT32)
     min_step: PositiveFloat32 = 1e-6
     max_step: PositiveFloat32 = 50.0
@@ -305,8 +312,8 @@ class MomentOptimizer(DecayingOptimizer):
     """Base class of Adam and its variants, which keep moving averages of the gradient and its square."""
 
     vectors: ClassVar[tuple[str, ...]] = ("first", "second")
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.999, ge=0, lt=1)
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
     eps: PositiveFloat32 = 1e-8
 
 
@@ -394,9 +401,9 @@ class RMSprop(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(rmsprop)
     vectors: ClassVar[tuple[str, ...]] = ("square", "mean", "velocity")
     counts: ClassVar[bool] = False
-    alpha: float = Field(default=0.99, ge=0, lt=1)
+    alpha: Decay = 0.99
     eps: PositiveFloat32 = 1e-8
-    momentum: float = Field(default=0.0, ge=0, lt=1)
+    momentum: Decay = 0.0
     centered: bool = False
 
     def init(self, parameters: Tensor) -> State:
@@ -411,5 +418,5 @@ class Adadelta(DecayingOptimizer):
     function: ClassVar[Callable[..., Any]] = staticmethod(adadelta)
     vectors: ClassVar[tuple[str, ...]] = ("square", "steps_square")
     counts: ClassVar[bool] = False
-    rho: float = Field(default=0.9, ge=0, lt=1)
+    rho: Decay = 0.9
     eps: PositiveFloat32 = 1e-6

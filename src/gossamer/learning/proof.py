@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -80,6 +80,13 @@ class SmallestBatch(NamedTuple):
     cure: str  # what makes it larger, with {} for the number of samples
 
 
+class OneClassBatch(NamedTuple):
+    """A first batch of a node whose targets are equal."""
+
+    rank: int
+    samples: Int[np.ndarray, " batch"]  # indices in the training data
+
+
 def failure_of(
     name: str,
     task: Task,
@@ -90,6 +97,7 @@ def failure_of(
     batch: int,
     seed: int,
     smallest: SmallestBatch | None = None,
+    one_class: OneClassBatch | None = None,
 ) -> str | None:
     """What a trainer does wrong, as a predicate; None if it takes the steps of plain training.
 
@@ -105,7 +113,7 @@ def failure_of(
         generators_restored(device),
         drawing_from(key, device),
     ):
-        given = _Given(task, optimizer, rule, layout, device, count, seed, smallest)
+        given = _Given(task, optimizer, rule, layout, device, count, seed, smallest, one_class)
         try:
             proof = _tried_plainly(given)
         except BadInput:
@@ -127,6 +135,7 @@ class _Given(NamedTuple):
     batch: int  # samples in a batch of the three nodes
     seed: int
     smallest: SmallestBatch | None
+    one_class: OneClassBatch | None
 
 
 def _tried_plainly(given: _Given) -> _Proof:
@@ -141,7 +150,7 @@ class _Proof:
 
     def __init__(self, given: _Given) -> None:
         self._given = given
-        task, optimizer, rule, layout, device, batch, seed, smallest = given
+        task, optimizer, rule, layout, device, batch, seed, smallest, self._one_class = given
         rng = generator(seed, "proof")
         size = min(batch, task.samples)
         chosen = np.concatenate([rng.choice(task.samples, size, replace=False) for _ in range(NODES)])
@@ -150,13 +159,15 @@ class _Proof:
         self._smallest = smallest if smallest is not None and len(smallest.samples) < size else None
         if self._smallest is not None:
             chosen = np.concatenate([chosen, self._smallest.samples])
+        if self._one_class is not None:
+            chosen = np.concatenate([chosen, self._one_class.samples])
         samples = for_each(lambda tensor: tensor[chosen], task.train[0]), task.train[1][chosen]
         self._modules: list[nn.Module] = []
         self._task = replace(task, train=samples, groups=None, model=self._recording(task.model))
         self._batches = torch.arange(NODES * size).view(NODES, size)
         self._optimizer, self._rows = optimizer, Rows(layout.size, device)
         self._plain = SequentialTrainer(
-            _guarded(self._task), optimizer, self._rows, rule=rule, cuda_graphs=False
+            _guarded(self._task, self._modules), optimizer, self._rows, rule=rule, cuda_graphs=False
         )
         self._plain.draws = True  # so that a step begins with the seed of its job
         # Bits may depend on the place in memory without MKL's mode, and on a GPU some of torch's functions do not repeat.
@@ -220,6 +231,8 @@ class _Proof:
             self._check_update(first)
         if self._smallest is not None:
             self._try_smallest(self._smallest)
+        if self._one_class is not None:
+            self._try_one_class(self._one_class)
 
     def _try(self, batch: Int[Tensor, " batch"]) -> None:
         """Compute a gradient of the first node's model."""
@@ -239,6 +252,20 @@ class _Proof:
             raise BadInput(
                 f"{problem}, with a batch of {samples}, as node {smallest.rank} has; accepted:"
                 f" {smallest.cure.format(needed)}, or a model and a loss that take {samples}"
+            ) from error
+
+    def _try_one_class(self, one_class: OneClassBatch) -> None:
+        """Compute a gradient for two samples of a batch whose targets are equal or, if that fails, for all of them."""
+        count, end = len(one_class.samples), len(self._task.train[1])
+        if self._takes(torch.arange(end - count, end - count + min(count, FEWEST))):
+            return
+        try:
+            self._try(torch.arange(end - count, end))
+        except BadInput as error:
+            problem, _, _ = str(error).rpartition("; accepted: ")
+            raise BadInput(
+                f"{problem}, with a batch of one class, as the first one of node {one_class.rank}; accepted: a model and a"
+                " loss that take it, a larger batch_size, or a partition with more classes at each node"
             ) from error
 
     def _takes(self, batch: Int[Tensor, " batch"]) -> bool:
@@ -295,7 +322,10 @@ class _Proof:
     def _repeats_with(self, field: str, value: Any) -> bool:
         """Whether the first step repeats if the task has another augmentation or loss."""
         task = replace(self._given.task, **{field: value})
-        return _Proof(self._given._replace(task=task, smallest=None))._repeated_step() is not None
+        return (
+            _Proof(self._given._replace(task=task, smallest=None, one_class=None))._repeated_step()
+            is not None
+        )
 
     def _check_update(self, first: TrainResult) -> None:
         """Refuse an update that changes nothing, or whose random numbers no run repeats."""
@@ -393,13 +423,27 @@ class _Proof:
         return True
 
 
-def _guarded(task: Task) -> Task:
-    """The same task with a loss and an augmentation whose errors are refused in their names."""
+def _guarded(task: Task, modules: Sequence[nn.Module]) -> Task:
+    """The same task with a loss and an augmentation whose errors are refused in their names, as is a loss without a gradient
+    for the trained parameters of the ``modules`` that have been made by then."""
 
     def loss(outputs: Any, targets: Tensor) -> Tensor:
         accepted = partial(fitting, outputs, targets, "the training data")
         with refusing("task.loss", accepted, outputs=outputs, targets=targets):
-            return loss_of(task, outputs, targets)
+            value = loss_of(task, outputs, targets)
+        trained = {id(p) for module in modules for p in module.parameters() if p.requires_grad}
+        if not _depends([value], trained):
+            if _depends([leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)], trained):
+                raise BadInput(
+                    "task.loss: its value has no gradient, although the outputs of task.model have one; accepted: functions"
+                    " of torch that have a gradient, without detach(), item(), argmax() or torch.no_grad()"
+                )
+            raise BadInput(
+                "task.model: no trained parameter takes part in its outputs during training, so the loss has no gradient;"
+                " accepted: a forward without torch.no_grad() or detach(), of layers that are registered (as in"
+                " nn.ModuleList, and not in a list)"
+            )
+        return value
 
     def augment(inputs: Any, rng: np.random.Generator) -> Any:
         with refusing("task.augment", inputs=inputs):
@@ -407,6 +451,19 @@ def _guarded(task: Task) -> Task:
             return task.augment(inputs, rng)
 
     return replace(task, loss=loss, augment=None if task.augment is None else augment)
+
+
+def _depends(values: Sequence[Tensor], parameters: Set[int]) -> bool:
+    """Whether autograd would reach one of the parameters, given by their ids, from some values."""
+    pending, seen = [value.grad_fn for value in values], set[Any]()
+    while pending:
+        function = pending.pop()
+        if function is not None and function not in seen:
+            seen.add(function)
+            if id(getattr(function, "variable", None)) in parameters:
+                return True
+            pending += [step for step, _ in function.next_functions]
+    return False
 
 
 def _mean_output(outputs: Any, targets: Tensor) -> Tensor:

@@ -14,8 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 from jaxtyping import Float
 from torch import Tensor
 
+from gossamer.config import Experiment
 from gossamer.config.experiment import Stop
 from gossamer.errors import PeerFailure, RecordError, RunFailed, begin_at_own_line, cause, running
+from gossamer.faults import FaultSchedule
 from gossamer.fingerprint import Fingerprint
 from gossamer.messages.tags import Traffic
 from gossamer.results.checkpoints import RunCheckpoint
@@ -36,6 +38,21 @@ def nothing_sent(stop: Stop, sent: float, rounds: float) -> RunFailed | None:
         return None
     text = f"no node has sent a byte in {SILENT_ROUNDS} rounds, and stop has bytes alone, so the run would never end"
     return RunFailed(f"{text}; accepted: stop.rounds or stop.time_s as well")
+
+
+def nobody_took_part(experiment: Experiment, outcome: Outcome, steps: Callable[[], int]) -> RunFailed | None:
+    """The failure of a run in which no node took a step or sent a message, and each of them is away at times. (A node that is
+    always present is slow, which is no failure. Rounds don't tell, since a node that returns goes on in a later one.)
+    ``steps`` counts those that are recorded."""
+    if outcome.totals is None or outcome.totals["messages_sent"] or outcome.reason in ("stopped", "failed"):
+        return None
+    affected = FaultSchedule(experiment.faults, experiment.nodes, experiment.seed).affected
+    if len(affected) < experiment.nodes or steps():
+        return None
+    return RunFailed(
+        f"no node took a step or sent a message in {outcome.time_s:g} s: the faults let none be present for long enough;"
+        " accepted: a later end, or nodes that are present for longer"
+    )
 
 
 def add_up(

@@ -20,7 +20,7 @@ from gossamer.config import Experiment, Processes, Simulate
 from gossamer.config.ranges import LONGEST_ACCEPTED_S
 from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
-from gossamer.faults import FaultSchedule
+from gossamer.faults import Churn, FaultSchedule
 from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.layers import layers_of
 from gossamer.learning import Mean
@@ -29,7 +29,7 @@ from gossamer.learning.gradient import MeanGradient
 from gossamer.learning.guard import refusing
 from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, with_maker
-from gossamer.learning.proof import SmallestBatch, failure_of
+from gossamer.learning.proof import OneClassBatch, SmallestBatch, failure_of
 from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import SequentialTrainer, choose_trainer
 from gossamer.learning.trial import tried_measures
@@ -39,8 +39,14 @@ from gossamer.node import Setting
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
-from gossamer.runtime.memory import check_address_space, check_memory, check_outputs
-from gossamer.runtime.trial import fewest_models, try_exchange
+from gossamer.runtime.memory import (
+    check_address_space,
+    check_memory,
+    check_model_size,
+    check_outputs,
+    check_record,
+)
+from gossamer.runtime.trial import ROUNDS, fewest_models, try_exchange
 from gossamer.runtime.warm_start import warm_start
 from gossamer.selector import chosen
 from gossamer.tasks import Task, label_counts, load_task, poisoned
@@ -51,6 +57,12 @@ log = logging.getLogger("gossamer")
 
 _LONG_S = 2.0
 """How long a model may take to be made and tried before the set-up says how long it will take."""
+_MAX_DEGREES = 10_000
+"""The number of degrees of a changing graph that are looked at for an aggregator that needs several models."""
+_PROCESS_S = 1e-3
+"""The least time that a process needs to start and to take a step."""
+_ONE_CLASS = 100
+"""The first nodes whose first batches are looked at for one of a single class."""
 _TRIED = 1000
 """The first nodes and rounds whose durations and learning rates are looked at before a run."""
 
@@ -79,6 +91,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         )
     task = load_task(experiment.task, experiment.data_root, seed)
     data = summary(task)
+    check_model_size(experiment, task)
     began = monotonic()
     task, maker = with_maker(task, seed)
     if (seconds := monotonic() - began) > _LONG_S:
@@ -122,6 +135,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     _check_stop(experiment, topology)
     settled = experiment.compute.settled(nodes, seed)
     _check_durations(settled, nodes, seed)
+    _check_churn(experiment, faults, settled, holders)
     compute = faults.compute(settled, frozen=virtual)
     _check_learning_rates(experiment)
     _check_codec(experiment, layout, topology, network, faults)
@@ -140,6 +154,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     evaluated = _evaluated(experiment, outcomes)
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
+    check_record(experiment, len(evaluated), len(sets) * len(list(measures.numbers())))
     setup = Setup(
         experiment=experiment,
         task=task,
@@ -187,6 +202,7 @@ def _settled_trainer(
         failure_of, task=task, optimizer=experiment.optimizer, rule=rule, layout=layout, device=device
     )
     tried = partial(tried, batch=size, seed=seed, smallest=_smallest_batch(experiment, parts))
+    tried = partial(tried, one_class=_one_class_batch(experiment, task, parts))
     if type(rule) is not MeanGradient:
         if engine.trainer not in ("auto", SequentialTrainer.name):
             problem = f"{engine.trainer!r} with the gradient {rule.name_of()}"
@@ -226,6 +242,21 @@ def _smallest_batch(experiment: Experiment, parts: Sequence[Int[np.ndarray, " _"
     return SmallestBatch(rank, stream.batch(0).numpy(), cure)
 
 
+def _one_class_batch(
+    experiment: Experiment, task: Task, parts: Sequence[Int[np.ndarray, " _"]]
+) -> OneClassBatch | None:
+    """The first batch of one of the first nodes, if it has several samples of one class; None if there is none."""
+    targets = task.train[1]
+    if targets.dim() != 1 or targets.is_floating_point() or targets.is_complex():
+        return None
+    for rank, part in enumerate(parts[:_ONE_CLASS]):
+        if len(part) > 1 and experiment.batch_size != 1:
+            batch = BatchStream(experiment.seed, rank, part, experiment.batch_size).batch(0)
+            if bool((targets[batch] == targets[batch[0]]).all()):
+                return OneClassBatch(rank, batch.numpy())
+    return None
+
+
 def _check_algorithm(algorithm: Any) -> None:
     if not inspect.iscoroutinefunction(algorithm.run):
         problem = "run() is not async, or has a yield; accepted: async def run(self, node)"
@@ -258,6 +289,29 @@ def _check_durations(profile: ComputeProfile, nodes: int, seed: int) -> None:
         if seconds > LONGEST_ACCEPTED_S:
             problem = f"{seconds:g} s for the first step of node {rank}"
             raise BadInput(f"compute: {problem}; accepted: at most {LONGEST_ACCEPTED_S:g} s")
+
+
+def _check_churn(
+    experiment: Experiment, faults: FaultSchedule, profile: ComputeProfile, holders: Sequence[int]
+) -> None:
+    """Refuse nodes that crash so often that none of their steps is ever completed, or that leave and return a thousand times
+    while one is computed: a run that waits for them would not end."""
+    engine, seed = experiment.engine, experiment.seed
+    for number, fault in enumerate(experiment.faults):
+        if not isinstance(fault, Churn) or fault.mean_up_s is None:
+            continue
+        field = f"faults.{number}"
+        ranks = sorted({*faults.chosen[f"{field}.nodes"]} & {*holders})[:_TRIED]
+        steps = {rank: profile.duration(seed, rank, 0, 1, 0.0) for rank in ranks}
+        if isinstance(engine, Processes):
+            steps = {
+                rank: max(seconds if engine.pace else 0.0, _PROCESS_S) for rank, seconds in steps.items()
+            }
+        seconds, slowest = max(((seconds, rank) for rank, seconds in steps.items()), default=(0.0, 0))
+        least = seconds / (20 if fault.by == "crash" else 1000)
+        if fault.mean_up_s < least and fault.end_s - fault.from_s > least:
+            problem = f"got {fault.mean_up_s:g}, while a step of node {slowest} takes {seconds:g} s"
+            raise BadInput(f"{field}.mean_up_s: {problem}; accepted: at least {least:g}")
 
 
 def _check_learning_rates(experiment: Experiment) -> None:
@@ -328,7 +382,14 @@ def _check_aggregator(experiment: Experiment, topology: TopologySchedule) -> Non
         raise BadInput(
             f"{name}, for {algorithm.name_of()}; accepted: mean, or one of {_algorithms_with('mixes_models')}"
         )
-    fewest = fewest_models(experiment, topology)
+    if aggregator.least > 1 and algorithm.mixes_what_arrives():
+        raise BadInput(
+            f"{name} takes at least {aggregator.least} models, and {algorithm.name_of()} mixes those that have arrived,"
+            " perhaps none; accepted: mean, median and others that take any number, or an algorithm that waits for its"
+            " neighbours"
+        )
+    most_rounds = max(ROUNDS, _MAX_DEGREES // experiment.nodes) if aggregator.least > 1 else ROUNDS
+    fewest = fewest_models(experiment, topology, most_rounds)
     if fewest is not None and fewest.number < aggregator.least:
         when = "" if topology.static else f" in round {fewest.round}"
         raise BadInput(

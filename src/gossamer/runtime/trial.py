@@ -25,7 +25,7 @@ from gossamer.randomness import generator
 from gossamer.topology import TopologySchedule
 
 ROUNDS, MAX_DEGREES = 16, 200_000
-"""The rounds of a changing graph in which nodes with few neighbours are looked for, and the most degrees that are counted."""
+"""The first rounds of a changing graph, and the most degrees that are counted in them."""
 TAG = ("trial",)
 
 
@@ -37,13 +37,16 @@ class FewestModels(NamedTuple):
     round: int
 
 
-def fewest_models(experiment: Experiment, topology: TopologySchedule) -> FewestModels | None:
+def fewest_models(
+    experiment: Experiment, topology: TopologySchedule, most_rounds: int = ROUNDS
+) -> FewestModels | None:
     """The fewest models that the graph gives to a node, in the first rounds if it changes; None if that does not depend on
     the graph of the topology."""
-    if not experiment.algorithm.gathers or experiment.algorithm.reaches_all() or topology.sampled:
+    if experiment.algorithm.mixes_what_arrives() or experiment.algorithm.reaches_all() or topology.sampled:
         return None
     nodes = experiment.nodes
-    rounds = 1 if topology.static else min(experiment.stop.rounds or ROUNDS, ROUNDS, MAX_DEGREES // nodes + 1)
+    certain = experiment.stop.rounds or ROUNDS
+    rounds = 1 if topology.static else min(certain, most_rounds, MAX_DEGREES // nodes + 1)
     return min(
         FewestModels(1 + len(topology.neighbors(rank, round, "in")), rank, round)
         for round in range(rounds)

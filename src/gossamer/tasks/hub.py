@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from gossamer.config.registry import Section, imported, register
 from gossamer.config.validation import not_called_with
-from gossamer.errors import BadInput
+from gossamer.errors import BadInput, shown
 from gossamer.tasks import data, language, pixels, splits, tables, task
 from gossamer.tasks.metrics import Metrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
@@ -72,7 +71,7 @@ class Hub(data.Source, TaskSource):
     # ones with next-token.
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     csv: CSV | None = None  # how CSV files are read; texts are CSV files too, if there are no others
-    encoding: str = "utf-8"  # of texts and CSV files
+    encoding: str = "utf-8"  # of texts, CSV and JSON Lines files
     missing: Missing = "refuse"  # rows that miss a value, in a column that is used
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     # Pillow's mode of all images: L (grey), RGB or RGBA; None is L if all images are grey, and otherwise RGB.
@@ -371,15 +370,10 @@ def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column o
         raise BadInput(f"task.{field}: {name!r} is {column.dtype}; accepted: {accepted}")
     wrong = tables.not_numbers(column)
     first, count = int(wrong.arg_max() or 0), wrong.sum()
-    word = str(column[first])
-    if rows.files.kind == "CSV" and re.fullmatch(r"[-+]?\d+,\d+", word):
-        accepted += ", or task.csv.decimal: ',' if commas begin decimals"
-    elif rows.files.kind == "CSV" and word.startswith(tables.COMMENTS):
-        accepted += f", or task.csv.comment: {word[0]!r}"
-    elif rows.files.kind == "CSV" and count < len(column):
-        accepted += f", or task.csv.null_values: [{word!r}] if that stands for a missing value"
+    if rows.files.kind == "CSV":
+        accepted += tables.cure_for_words(column)
     of = f", one of {count:,}" if count > 1 else ""
-    problem = f"{name!r} is no column of numbers ({word!r} in {rows.place(first)}{of})"
+    problem = f"{name!r} is no column of numbers ({shown(str(column[first]))} in {rows.place(first)}{of})"
     raise BadInput(f"task.{field}: {problem}; accepted: {accepted}")
 
 

@@ -176,7 +176,7 @@ def _found(
             if files.kind == "text":
                 more = ", or task.csv: {} if the files are tables"
             elif files.kind == "CSV":
-                more += tables.hints(known)
+                more += tables.hints(read[0])
             accepted = f"{_near(name, known)} (of {splits.some(map(files.name, files.all), 1)}){more}"
             raise BadInput(f"task.{field_}: got {name!r}; accepted: {accepted}")
         for path, table in zip(files.all, read, strict=False):

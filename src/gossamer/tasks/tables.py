@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,8 +27,11 @@ COMMENTS = ("#", "%")
 """What a comment in a CSV file usually begins with."""
 
 _YEARS = frozenset(range(1900, 2101))  # that may be names of columns
-_SEPARATORS = (";", "\t", "|", " ", ",")  # that a file may have instead of its separator
+_SEPARATORS = (";", "\t", "|", " ", ",", ":")  # that a file may have instead of its separator
+_GROUPING = {",": ",", ".": r"\.", " ": r"[ \u00a0\u2009\u202f]", "'": "['\u2019]"}
+"""What groups digits, and the pattern of its forms: a blank may be one at which no line breaks."""
 _MISSING = {"", "?", "na", "n/a", "#n/a", "<na>", "nan", "null", "none", "-"}  # among numbers, in lower case
+_MOST_SIGNS = 3  # for missing values, in one file
 _TRUTH = {"true", "false"}
 
 
@@ -55,6 +59,8 @@ class CSV(Section):
     )
     quote: str | None = '"'  # around cells with separators in them; None if quotes are part of the text
     decimal: Literal[".", ","] = "."
+    # What groups the digits of numbers by three, as in 1,437. " " is any blank, "'" any apostrophe.
+    thousands: Literal[",", ".", " ", "'"] | None = None
     # Cells that stand for a missing value in every column. Among numbers, empty cells, ?, NA and the like always do.
     null_values: tuple[Cell, ...] = ()
 
@@ -81,10 +87,15 @@ class CSV(Section):
         return columns
 
     @model_validator(mode="after")
-    def _decimals_end(self) -> CSV:
-        if self.decimal == "," and self.separator in (None, ","):
-            raise ValueError("decimal: ',' with another separator, such as ';'")
+    def _signs_differ(self) -> CSV:
+        if self.thousands == self.decimal:
+            raise ValueError(f"thousands other than decimal, {self.decimal!r}")
         return self
+
+    @property
+    def plain_numbers(self) -> bool:
+        """Whether numbers are written as in Python."""
+        return self.decimal == "." and self.thousands is None
 
     @property
     def has_header(self) -> bool:
@@ -101,7 +112,7 @@ def read_table(
         path: the file. It is unpacked if it is gzipped, whatever its name.
         kind: one of :data:`gossamer.tasks.splits.KINDS`, by default that of its suffix.
         form: how a CSV file is read.
-        encoding: of a text or a CSV file. One of UTF-16 that says so in its first bytes needs none.
+        encoding: of a text, a CSV or a JSON Lines file. One of UTF-16 that says so in its first bytes needs none.
 
     Raises:
         BadInput: for a file that can't be read, with the line if there is one, and for a CSV file whose first line has data
@@ -117,7 +128,7 @@ def read_table(
             case "CSV":
                 return _read_csv(path, _utf8(path, encoding), form or CSV())
             case "JSON Lines":
-                return _read_json_lines(path, _content(path))
+                return _read_json_lines(path, _utf8(path, encoding))
             case _:
                 return pl.DataFrame({"text": [_utf8(path, encoding).decode()]})
     except (PolarsError, PanicException, OSError, EOFError, zlib.error) as error:
@@ -135,12 +146,48 @@ def not_numbers(column: pl.Series) -> pl.Series:
     return words.cast(pl.Float64, strict=False).is_null() & words.is_not_null()
 
 
+def cure_for_words(column: pl.Series) -> str:
+    """What may help with a column of a CSV file that should have numbers and has words, as the end of a sentence: a setting
+    with which all of these would be numbers, or missing values."""
+    wrong = not_numbers(column)
+    words = column.filter(wrong).unique(maintain_order=True).cast(pl.String)
+    word = str(words[0])
+    if word.startswith(COMMENTS):
+        return f", or task.csv.comment: '{word[0]}'"
+    meant = words.filter(~words.str.to_lowercase().is_in(_MISSING))
+    found = dict[float, str]()
+    for decimal, thousands in product((".", ","), (None, *_GROUPING)):
+        values = _plain(meant, decimal, thousands).cast(pl.Float64, strict=False)
+        if decimal != thousands and len(meant) and not values.null_count():
+            grouped = None if thousands is None else f"task.csv.thousands: {_quoted(thousands)}"
+            point = None if decimal == "." else f"task.csv.decimal: {_quoted(decimal)}"
+            settings = " and ".join(filter(None, (grouped, point)))
+            found.setdefault(values[0], f", or {settings} if {meant[0]} is {values[0]:.12g}")
+    if found:
+        return "".join(found.values())
+    if (
+        other := next((sign for sign in ";\t|" if words.str.contains(sign, literal=True).all()), None)
+    ) is not None:
+        return f", or task.csv.separator: {_quoted(other)}"
+    if len(words) <= _MOST_SIGNS and not wrong.all():
+        return f", or task.csv.null_values: {words.to_list()} if that stands for a missing value"
+    return ""
+
+
 def stands_for_missing(column: pl.Series) -> bool:
     """Whether each value of a column is a word that stands for a missing value among numbers."""
     return column.dtype == pl.String and column.str.to_lowercase().is_in(_MISSING).all()
 
 
-def hints(names: Sequence[str]) -> str:
+def hints(table: pl.DataFrame) -> str:
+    """What may help with a CSV file that was read as this table, as the end of a sentence."""
+    without_names = (
+        table.width == 1 and len(table) and not any(sign in table.columns[0] for sign in _SEPARATORS)
+    )
+    return _hints(list(map(str, table.row(0))) if without_names else table.columns)
+
+
+def _hints(names: Sequence[str]) -> str:
     """What may help with a CSV file whose first line has these cells, as the end of a sentence."""
     other = next((sign for sign in _SEPARATORS if len(names) == 1 and sign in names[0]), None)
     found = []
@@ -153,7 +200,7 @@ def hints(names: Sequence[str]) -> str:
 
 def _quoted(sign: str) -> str:
     """A sign as in YAML."""
-    return '"\\t"' if sign == "\t" else f"'{sign}'"
+    return {"\t": '"\\t"', "'": '"\'"'}.get(sign, f"'{sign}'")
 
 
 def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFrame:
@@ -195,8 +242,21 @@ def _utf8(path: Path, encoding: str) -> bytes:
             f"line {line} of {path} is not {encoding} (byte 0x{content[error.start]:02x}: {error.reason})"
         )
         raise BadInput(f"task.encoding: {problem}; accepted: that of the file, such as latin-1") from None
+    if "\0" in text:
+        where = f"line {text.count(chr(10), 0, text.index(chr(0))) + 1} of {path} has bytes that are 0"
+        if (wide := _of_two_bytes(content)) not in (None, encoding):
+            raise BadInput(f"task.encoding: {where}, as text with two bytes a character; accepted: {wide}")
+        raise BadInput(f"{where}, as damaged files have; accepted: a whole file")
     is_utf8 = codecs.lookup(encoding).name == "utf-8"
     return (content if is_utf8 else text.encode()).removeprefix(codecs.BOM_UTF8)
+
+
+def _of_two_bytes(content: bytes) -> str | None:
+    """The encoding of content in which most of every other byte are 0, as in words of ASCII."""
+    even, odd = (content[start::2].count(0) / len(content) for start in (0, 1))
+    if max(even, odd) < 0.3 or min(even, odd) > 0.03:
+        return None
+    return "utf-16-be" if even > odd else "utf-16-le"
 
 
 def _read_json_lines(path: Path, content: bytes) -> pl.DataFrame:
@@ -209,7 +269,7 @@ def _read_json_lines(path: Path, content: bytes) -> pl.DataFrame:
                 problem = "" if is_object else "no object"
             except json.JSONDecodeError as error:
                 problem = f"character {error.colno}: {error.msg}"
-            except (ValueError, RecursionError) as error:  # no UTF-8, or nested too deeply
+            except (ValueError, RecursionError) as error:  # nested too deeply
                 problem = first_line(error)
             if problem:
                 accepted = "an object of JSON in each line"
@@ -236,13 +296,13 @@ def _read_csv(path: Path, text: bytes, form: CSV) -> pl.DataFrame:
             comment_prefix=form.comment,
             quote_char=form.quote,
             null_values=list(form.null_values),
-            decimal_comma=form.decimal == ",",
+            infer_schema=form.plain_numbers,
             infer_schema_length=None,
         )
     except PolarsError as error:
         line, problem = _bad_line(text.decode(), separator, form) or (None, first_line(error))
         where = path if line is None else f"line {line} of {path}"
-        cure = "lines of as many cells" + hints(text.decode().splitlines()[0].split(separator))
+        cure = "lines of as many cells" + _hints(text.decode().splitlines()[0].split(separator))
         if form.quote is not None and form.quote in text.decode():
             cure += ", or task.csv.quote: null if quotes are part of the text"
         raise BadInput(f"{where} can't be read as CSV ({problem}); accepted: {cure}") from None
@@ -295,7 +355,7 @@ def _named(table: pl.DataFrame, path: Path, form: CSV) -> pl.DataFrame:
     )
     if form.columns is not None:
         if len(form.columns) != table.width:
-            accepted = f"as many names as it has columns, {table.width}{hints(table.columns)}"
+            accepted = f"as many names as it has columns, {table.width}{hints(table)}"
             raise BadInput(f"task.csv.columns: {len(form.columns)} names, for {path}; accepted: {accepted}")
         if form.header is None and len(table) and table.row(0) == form.columns:
             raise BadInput(
@@ -314,7 +374,7 @@ def _typed(column: pl.Series, form: CSV) -> pl.Series:
         return column
     words = column.str.strip_chars()
     words = _without(words, words.is_in(form.null_values))
-    points = words.str.replace(",", ".", literal=True) if form.decimal == "," else words
+    points = words if form.plain_numbers else _plain(words, form.decimal, form.thousands)
     is_word = not_numbers(points)
     lower = words.filter(is_word).str.to_lowercase()
     is_missing, is_truth = lower.is_in(_MISSING), lower.is_in(_TRUTH)
@@ -327,6 +387,19 @@ def _typed(column: pl.Series, form: CSV) -> pl.Series:
         lower = words.str.to_lowercase()
         return _without(lower, ~lower.is_in(_TRUTH)) == "true"
     return words
+
+
+def _plain(words: pl.Series, decimal: str, thousands: str | None) -> pl.Series:
+    """Words of which those that are numbers in some way of writing are numbers in Python's, and those with a point that
+    does not begin decimals are not."""
+    text, point = pl.col(words.name), re.escape(decimal)
+    if thousands is not None:
+        mark = _GROUPING[thousands]
+        grouped = text.str.contains(rf"^[-+]?\d{{1,3}}({mark}\d{{3}})+({point}\d*)?$")
+        text = pl.when(grouped).then(text.str.replace_all(mark, "")).otherwise(text)
+    if decimal == ",":
+        text = text.str.replace_all(".", "..", literal=True).str.replace(",", ".", literal=True)
+    return words.to_frame().select(text.alias(words.name)).to_series()
 
 
 def _without(column: pl.Series, missing: pl.Series) -> pl.Series:
@@ -355,7 +428,7 @@ def _check_header(table: pl.DataFrame, path: Path) -> None:
     if is_data:
         problem = f"{path}: the first line looks like data ({splits.some(map(_name, table.columns), 6)})"
         cure = "task.csv.columns with the names of the columns, or task.csv.header: true if these are names"
-        raise BadInput(f"task: {problem}; accepted: {cure}{hints(table.columns)}")
+        raise BadInput(f"task: {problem}; accepted: {cure}{hints(table)}")
 
 
 def _name(column: str) -> str:

@@ -89,7 +89,9 @@ class Cyclon(Topology):
         if self.view >= nodes:
             if nodes < 2:
                 raise BadInput(f"nodes: {nodes} for the topology cyclon; accepted: at least 2")
-            raise BadInput(f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}")
+            raise BadInput(
+                f"topology.view: {self.view} for {nodes} nodes; accepted: 1 to {nodes - 1}, or more nodes"
+            )
         with located("topology.bootstrap"):
             contacts = self.bootstrap.draw(nodes, rng, 0)
         edges = []

@@ -143,12 +143,18 @@ def random_regular(nodes: int, degree: int, rng: np.random.Generator) -> Graph:
 def _regular(nodes: int, degree: int, rng: np.random.Generator) -> NetworkX:
     if not 0 <= degree < nodes or nodes * degree % 2:
         even = "an even number" if nodes % 2 else "a number"
-        raise BadInput(f"topology.degree: {degree} for {nodes} nodes; accepted: {even} from 0 to {nodes - 1}")
+        accepted = f"{even} from 0 to {nodes - 1}{_or_more_nodes(degree, nodes)}"
+        raise BadInput(f"topology.degree: {degree} for {nodes} nodes; accepted: {accepted}")
     # For nearly complete graphs the generator fails repeatedly (a minute for 90 of 99 neighbours), so the
     # missing edges are drawn instead.
     dense = degree > nodes // 2
     graph: NetworkX = nx.random_regular_graph(nodes - 1 - degree if dense else degree, nodes, seed=_seed(rng))
     return nx.complement(graph) if dense else graph
+
+
+def _or_more_nodes(links: int, nodes: int) -> str:
+    """The way out of too few nodes for this many links of one of them, as the end of a sentence."""
+    return f", or at least {links + 1:,} nodes" if links >= nodes else ""
 
 
 def _seed(rng: np.random.Generator) -> int:
@@ -179,7 +185,7 @@ class WattsStrogatz(RandomTopology):
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         if self.degree >= nodes:
-            accepted = f"an even number below {nodes}"
+            accepted = f"an even number below {nodes}{_or_more_nodes(self.degree, nodes)}"
             raise BadInput(f"topology.degree: {self.degree} for {nodes} nodes; accepted: {accepted}")
         return nx.watts_strogatz_graph(nodes, self.degree, self.p, seed=_seed(rng))  # type: ignore[no-any-return]
 
@@ -193,9 +199,9 @@ class BarabasiAlbert(RandomTopology):
 
     def generate(self, nodes: int, rng: np.random.Generator) -> NetworkX:
         if self.m >= nodes:
-            raise BadInput(
-                f"topology.m: {self.m} for {nodes} nodes; accepted: a number from 1, below {nodes}"
-            )
+            fewer = f"a number from 1, below {nodes}" if nodes > 1 else "another topology for a single node"
+            accepted = f"{fewer}{_or_more_nodes(self.m, nodes)}"
+            raise BadInput(f"topology.m: {self.m} for {nodes} nodes; accepted: {accepted}")
         return nx.barabasi_albert_graph(nodes, self.m, seed=_seed(rng))
 
 
