@@ -75,7 +75,7 @@ Settings = st.fixed_dictionaries(
         "batch_size": st.integers(1, 10**6) | st.just("full"),
         "network": st.builds(
             lambda latency, rate: {"name": "uniform", "latency_s": latency, "bandwidth_mbps": rate},
-            st.floats(0, 1e3),
+            st.just(0.0) | st.floats(1e-9, 1e3),
             st.none() | st.floats(1e-9, 1e9),
         ),
         "stop": st.builds(lambda s: {"time_s": s}, st.floats(1e-9, 1e9)),

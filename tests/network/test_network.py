@@ -38,7 +38,7 @@ def test_invalid_networks_are_refused(parameters: dict[str, float], problem: str
         build("network", {"name": "uniform", **parameters})
 
 
-@given(st.floats(0, 10), st.integers(0, 100), st.floats(0, 20))
+@given(st.just(0.0) | st.floats(1e-9, 10), st.integers(0, 100), st.floats(0, 20))
 def test_constant_steps_take_the_given_time(step_s: float, first: int, work: float) -> None:
     assert Constant(seconds_per_step=step_s).seconds(1, 0, first, work, 0.0) == pytest.approx(work * step_s)
 
