@@ -16,7 +16,7 @@ import torch
 
 import gossamer
 from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
-from gossamer.runtime import events
+from gossamer.runtime import life
 from gossamer.runtime.simulate import fault_runner
 from recorded import check_network_rows, rounds_of
 
@@ -364,14 +364,14 @@ def test_waiting_for_a_node_yet_to_join_is_not_a_deadlock(
 def test_signal_ends_a_run_of_endlessly_asking_newcomers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = count()
+    number, original = count(), life.begins
 
-    def starting_state(*arguments: Any) -> str:
+    def begins(*arguments: Any) -> life.LifeEvent:
         if next(number) == 200:
             signal.raise_signal(signal.SIGTERM)
-        return events.starting_state(*arguments)
+        return original(*arguments)
 
-    monkeypatch.setattr(fault_runner, "starting_state", starting_state)
+    monkeypatch.setattr(life, "begins", begins)
     run = play(tmp_path, CHURN, SILENCE, gather={"lost_peer": "skip", "timeout_s": 1.0})
     assert run.status == "stopped"
     assert next(number) < 210

@@ -311,7 +311,7 @@ def test_silent_node_has_crashed() -> None:
         for rank in (0, 2):
             scene.take(rank, Progress(0, 0.0, Traffic()))
     text = "node 1 died in round 0: it did not answer for 20 s (engine.start_timeout_s)"
-    assert scene.lifecycle.away == {1: text}
+    assert scene.lifecycle.presence.why == {1: text}
     assert scene.of(Signal) == [Signal(1, signal.SIGKILL)]
     assert scene.failure() is None
 
@@ -420,7 +420,7 @@ def test_planned_slow_and_late_nodes_do_not_fail_the_run() -> None:
     for rank in (0, 2):
         scene.take(rank, LAST)
     scene.give_up()  # node 4 was slow
-    assert sorted(scene.lifecycle.away) == [1, 2, 3]
+    assert sorted(scene.lifecycle.presence.why) == [1, 2, 3]
     assert missed(scene) is None
 
 
@@ -471,13 +471,13 @@ def test_frozen_node_is_lost_only_after_the_detection_time(seconds: float) -> No
     scene.pass_time(2 * DETECTION_S)
     assert scene.of(Signal)[1:] == [Signal(1, signal.SIGCONT)]
     assert scene.events() == [(1, "frozen"), (1, "thawed")]
-    assert list(scene.lifecycle.away) == ([1] if seconds > DETECTION_S else [])
+    assert list(scene.lifecycle.presence.why) == ([1] if seconds > DETECTION_S else [])
 
 
 def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
     scene = Scene(3).begin()
     scene.take(0, Unreachable(2, "timed out"))
-    assert scene.lifecycle.away == {2: "node 0 can't reach node 2: timed out"}
+    assert scene.lifecycle.presence.why == {2: "node 0 can't reach node 2: timed out"}
     assert scene.take(2, Progress(4, 0.0, Traffic())) == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 
