@@ -451,6 +451,43 @@ def test_run_whose_last_nodes_leave_is_not_done() -> None:
     assert scene.failure() == "no node is left: node 0 left after round 2; node 1 left after round 2"
 
 
+def leaving_and_returning() -> Scene:
+    """A run in which node 1 is told to leave and then, before its round is over, to stay."""
+    churn = {
+        "name": "churn",
+        "nodes": [1],
+        "by": "leave",
+        "mean_up_s": 5.0,
+        "mean_down_s": 1e-6,
+        "to_s": 40.0,
+    }
+    scene = Scene(3, faults=[churn], stop={"rounds": 100}, seed=3).begin()
+    while Tell(1, Command("stay")) not in scene.decisions:
+        scene.pass_time(0.5)
+    assert [tell.message for tell in scene.of(Tell)[-2:]] == [Command("leave"), Command("stay")]
+    return scene
+
+
+def test_node_that_has_not_left_yet_stays_if_it_is_to_return() -> None:
+    scene = leaving_and_returning()
+    before = len(scene.decisions)
+    assert scene.take(1, Progress(3, 0.0, Traffic())) == []
+    assert scene.take(1, Done(100)) == []
+    assert scene.decisions[before:] == []
+    assert scene.lifecycle.to_restart == []
+
+
+def test_node_whose_rounds_are_over_leaves_and_returns() -> None:
+    scene = leaving_and_returning()
+    assert scene.take(1, Done(2, leaves=True)) == [Tell(1, Finish("left"))]
+    scene.take(1, FinalModel(2, bytearray(), None))
+    assert scene.events() == [(1, "left")]
+    assert scene.lifecycle.to_restart == []  # its process has not ended
+    scene.take(1, Exited("exit code 0"))
+    assert scene.lifecycle.to_restart == [1]
+    assert scene.lifecycle.restart(1, scene.now) == [Fork(1, 1, [])]
+
+
 def test_failed_restart_is_recorded() -> None:
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
