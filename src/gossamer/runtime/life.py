@@ -158,8 +158,8 @@ def frozen(rank: int) -> LifeEvent:
 
 
 def thawed(rank: int, first: int | None = None) -> LifeEvent:
-    """A node continues. If it counted as dead, it takes part again from round ``first`` on, if that is known by now; an
-    event "returned" says so later otherwise."""
+    """A node continues. If it counted as dead, it takes part again from round ``first`` on. That is None if real processes
+    have yet to find it out; then an event "returned" will say so."""
     text = f"node {rank} continues"
     return LifeEvent(rank, "thawed", text if first is None else f"{text}, and {_takes_part(first)}")
 

@@ -488,6 +488,26 @@ def test_node_whose_rounds_are_over_leaves_and_returns() -> None:
     assert scene.lifecycle.restart(1, scene.now) == [Fork(1, 1, [])]
 
 
+def test_node_that_dies_on_its_way_out_is_not_restarted() -> None:
+    scene = Scene(3, faults=[{"name": "leave", "nodes": [1], "at_s": 1.0}], **RESTARTED).begin()
+    scene.pass_time(1.0)
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(5.0)
+    assert [fork.rank for fork in scene.of(Fork)] == [0, 1, 2]
+
+
+def test_node_that_dies_before_it_takes_part_joins_later() -> None:
+    scene = Scene(3, faults=[{"name": "join", "nodes": [1], "at_s": 1.0}], **RESTARTED).begin()
+    scene.pass_time(1.0)
+    scene.take(1, Exited("it can't be started: no memory"))
+    assert scene.pass_time(0.5) == [Fork(1, 1, [])]
+    scene.take(1, READY)
+    for rank in (0, 2):
+        scene.take(rank, CurrentRound(1, 3))
+    assert scene.events() == [(1, "absent"), (1, "lost"), (1, "joined")]
+    assert scene.of(Rejoin) == [Rejoin(1, 3, [(0, 4), (2, 4)], "checkpoint")]
+
+
 def test_failed_restart_is_recorded() -> None:
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
