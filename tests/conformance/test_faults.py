@@ -16,7 +16,7 @@ import torch
 
 import gossamer
 from gossamer import Algorithm, Experiment, Node, Run, RunFailed, load_run
-from gossamer.runtime import events
+from gossamer.runtime import life
 from gossamer.runtime.simulate import fault_runner
 from recorded import check_network_rows, rounds_of
 
@@ -210,6 +210,44 @@ def test_same_faults_give_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
+class Lingering(Algorithm):
+    """Nodes don't wait for each other, and pause after their rounds."""
+
+    gathers = False
+
+    async def run(self, node: Node) -> None:
+        async for _ in node.rounds():
+            await node.train()
+        await node.sleep(0.8)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("returns_s", "kinds", "rows"),
+    [(0.3, [], [0, 1, 2]), (0.9, ["left", "returned"], [0, 1, 2])],
+    ids=["stays", "leaves first"],
+)
+def test_node_that_is_to_return_before_it_has_left(
+    tmp_path: Path, engine: str, returns_s: float, kinds: list[str], rows: list[int]
+) -> None:
+    """It is told to leave in its first round, which ends at 0.5 s, and is gone at 1.3 s."""
+    (tmp_path / "churn.csv").write_text(f"time_s,node,event\n0.1,{VICTIM},leave\n{returns_s},{VICTIM},join\n")
+    run = play(
+        tmp_path,
+        {"name": "churn", "path": str(tmp_path / "churn.csv")},
+        engine=engine,
+        algorithm=f"{__name__}:Lingering",
+        compute={"name": "constant", "seconds_per_step": 0.5},
+        stop={"rounds": 2},
+    )
+    assert run.status == "done"
+    assert kinds_of(run, VICTIM) == kinds
+    assert rounds_of(run, VICTIM) == rows
+    if engine == "simulate":
+        assert run.events.filter(event="left")["time_s"].to_list() == [1.3] * len(kinds[:1])
+    assert all(known(run))
+
+
 def test_unsent_messages_are_lost_with_a_crashed_node(tmp_path: Path) -> None:
     """A model takes 0.5 s: a node that dies 0.2 s after it starts to send has sent 40 % of the first of two."""
     nbytes = 3 * 4
@@ -364,14 +402,14 @@ def test_waiting_for_a_node_yet_to_join_is_not_a_deadlock(
 def test_signal_ends_a_run_of_endlessly_asking_newcomers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    number = count()
+    number, original = count(), life.begins
 
-    def starting_state(*arguments: Any) -> str:
+    def begins(*arguments: Any) -> life.LifeEvent:
         if next(number) == 200:
             signal.raise_signal(signal.SIGTERM)
-        return events.starting_state(*arguments)
+        return original(*arguments)
 
-    monkeypatch.setattr(fault_runner, "starting_state", starting_state)
+    monkeypatch.setattr(life, "begins", begins)
     run = play(tmp_path, CHURN, SILENCE, gather={"lost_peer": "skip", "timeout_s": 1.0})
     assert run.status == "stopped"
     assert next(number) < 210

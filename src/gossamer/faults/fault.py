@@ -65,6 +65,10 @@ class RoundCrash:
     after_s: float
     start_from: StartFrom
 
+    def now(self, now_s: float) -> FaultInterval:
+        """The crash, at the time at which the node has completed the rounds."""
+        return FaultInterval(now_s, now_s + self.after_s, "crash", self.node, self.start_from)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkFault:

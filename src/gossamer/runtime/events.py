@@ -6,21 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gossamer.config import Experiment, Timeline
-from gossamer.faults import StartFrom
 from gossamer.learning.computation import ComputationKind
-from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 
 PRESENCE = ("absent", "joined", "lost", "left", "returned", "found", "frozen", "thawed")
 """The events after which a node takes part, or no longer does."""
-
-
-def starting_state(start_from: StartFrom, saved: Checkpoint | None) -> str:
-    """Describe the state in which a node begins."""
-    if saved is not None:
-        return f"its checkpoint of round {saved.round}"
-    return "a neighbour's model" if start_from == "neighbor" else "its initial model"
 
 
 class EstimatedClock:

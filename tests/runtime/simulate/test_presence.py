@@ -42,7 +42,7 @@ def test_pairs_wait_as_if_every_return_had_been_announced(steps: Sequence[Step])
             presence.begin_round(rank, reference.rounds[rank])
         elif action == "leave" and rank in reference.up:
             reference.up.discard(rank)
-            presence.leave(rank)
+            presence.leave(rank, "")
         elif action == "come" and rank not in reference.up:
             first = reference.join(rank, reference.rounds[rank] + 1)
             assert presence.join(rank, reference.rounds[rank] + 1) == first

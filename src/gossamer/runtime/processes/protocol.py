@@ -230,9 +230,10 @@ def _key(key: Any) -> Any:
 
 
 class Done(ProtocolMessage):
-    """The node's protocol has returned after this many rounds."""
+    """The node's protocol has returned after this many rounds, which are over because the node ``leaves``."""
 
     round: Count
+    leaves: bool = False
 
 
 class FinalModel(ProtocolMessage):
@@ -392,11 +393,12 @@ class Expect(ProtocolMessage):
 
 
 class Command(ProtocolMessage):
-    """A short command. "leave": leave the run after the round. "snapshot": others have taken their snapshots for
-    this checkpoint (sent to a node whose rounds are over). "settled": this checkpoint and all earlier ones
-    are complete or abandoned. "read": a row with a model has been read."""
+    """A short command. "leave": leave the run after the round. "stay": do not leave after all, unless the rounds
+    are over. "snapshot": others have taken their snapshots for this checkpoint (sent to a node whose rounds are
+    over). "settled": this checkpoint and all earlier ones are complete or abandoned. "read": a row with a model has
+    been read."""
 
-    what: Literal["leave", "snapshot", "settled", "read"]
+    what: Literal["leave", "stay", "snapshot", "settled", "read"]
     number: Number = 0
 
 

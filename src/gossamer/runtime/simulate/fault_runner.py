@@ -1,4 +1,7 @@
-"""Faults in virtual time: nodes that crash, leave, join, return or freeze at their instants."""
+"""Faults in virtual time: nodes that crash, leave, join, return or freeze at their instants.
+
+:mod:`gossamer.runtime.life` has the rules, and this file executes them. No event costs more than the nodes that it
+concerns: those that wait for the node look up what they need, and nobody else hears of it."""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gossamer.errors import Deadlock, RunFailed
-from gossamer.faults import FaultEvent, FaultInterval, StartFrom
+from gossamer.errors import Deadlock
+from gossamer.faults import FaultEvent
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
-from gossamer.node.rejoin import earliest_round
-from gossamer.runtime.events import EventLog, starting_state
+from gossamer.runtime import life
+from gossamer.runtime.events import EventLog
 from gossamer.runtime.simulate.core import Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.host import FaultyHost, NodeTasks, SimContext
 from gossamer.runtime.simulate.links import NETWORK
@@ -49,18 +52,14 @@ class FaultRunner:
         self.presence = SimPresence(self._experiment.nodes, gather=self._gathers)
         self._up, self._lost = self.presence.up, self.presence.lost
         self.left: set[int] = set()
-        self._absent: set[int] = set()  # ranks that have not joined yet
         self._hosts: dict[int, FaultyHost] = {}
         self._fault_queue = self._schedule.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in self._schedule.at_rounds.items()}
-        # Nodes to start again as soon as they have left.
-        self._restart_after_leaving: dict[int, StartFrom] = {}
         self._detections: dict[int, ScheduledCall] = {}  # when peers declare a node dead
         self._saved: dict[int, Checkpoint] = {}
         self._made = [0] * self._experiment.nodes  # number of checkpoints of each node
         self._next: ScheduledCall | None = None
         self._idle = 0  # events of the schedule that count for MAX_IDLE
-        self._last_departure = ""
 
     def host(self, rank: int, round_ended: Callable[[int], None]) -> FaultyHost:
         host = self._hosts[rank] = FaultyHost(self._context, rank, round_ended, self.presence)
@@ -95,35 +94,41 @@ class FaultRunner:
             due_ns = to_ns(self._fault_queue.next_s)
             self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
+    def _state(self, rank: int) -> life.State:
+        if rank not in self._up:
+            return "away"
+        host = self._hosts[rank]
+        return "going" if host.leaves else "leaving" if host.leaving else "here"
+
     def _execute(self, event: FaultEvent) -> None:
-        rank = event.node
-        if rank is not None and event.what == "return":
-            self._return(rank, event.start_from)
+        if (rank := event.node) is None:
+            self._log.append(rank, event.what, event.detail)
             return
-        if rank is not None and rank not in self._up:
-            return
-        match event.what, rank:
-            case "join", int(rank):
-                self._absent.add(rank)
-                self._lost.add(rank)
-                self._stop(rank, "absent", f"node {rank} has not joined yet", silently=True)
-            case "crash", int(rank):
-                text = f"node {rank} crashed in round {self._nodes[rank].round}"
-                self._stop(rank, "lost", text, silently=True)
+        match self.presence.take(event, self._state(rank)):
+            case "record":
+                self._log.append(rank, event.what, event.detail)
+            case "keep away":
+                absent = life.absent(rank)
+                self._stop(absent, silently=True)
+                self.presence.keep_away(rank, absent.text)
+            case "crash":
+                self._stop(life.lost(rank, self._nodes[rank].round), silently=True)
                 self._detect_later(rank)
-                self._check_any_left(text)
-            case "leave", int(rank):
+                self._check_any_left()
+            case "leave":
                 self._hosts[rank].leaving = True
                 if rank not in self._tasks.running:
                     self._depart(rank)
-            case "freeze", int(rank):
+            case "stay":
+                self._hosts[rank].leaving = False
+            case "freeze":
                 self._hosts[rank].freeze()
-                self._log.append(rank, "frozen", f"node {rank} is frozen")
+                self._log.append(*life.frozen(rank))
                 self._detect_later(rank)
-            case "thaw", int(rank):
+            case "thaw":
                 self._thaw(rank)
-            case _:
-                self._log.append(rank, event.what, event.detail)
+            case "start":
+                self._start_again(rank)
 
     def round_ended(self, rank: int) -> None:
         self._idle = 0
@@ -133,9 +138,7 @@ class FaultRunner:
             if completed >= crash.round and rank in self._up:
                 self._at_rounds[rank].remove(crash)
                 now_s = self._clock.now()
-                self._fault_queue.add(
-                    FaultInterval(now_s, now_s + crash.after_s, "crash", rank, crash.start_from)
-                )
+                self._fault_queue.add(crash.now(now_s))
                 self._execute_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
@@ -155,70 +158,63 @@ class FaultRunner:
 
     def _depart(self, rank: int) -> None:
         """A node leaves after a completed round. The others notice once all its messages have landed."""
-        text = f"node {rank} left after round {self._nodes[rank].round}"
         self._recorder.node_ended(self._nodes[rank])
         self.left.add(rank)
-        self._stop(rank, "left", text, silently=False)
+        self._stop(life.left(rank, self._nodes[rank].round), silently=False)
         self._links.when_landed(rank, lambda: self._lose(rank))
-        if rank in self._restart_after_leaving:
-            self._return(rank, self._restart_after_leaving.pop(rank))
-        self._check_any_left(text)
+        if rank in self.presence.restarts:
+            self._start_again(rank)
+        self._check_any_left()
 
-    def _stop(self, rank: int, event: str, text: str, *, silently: bool) -> None:
+    def _stop(self, why: life.LifeEvent, *, silently: bool) -> None:
+        rank = why.rank
         self._hosts[rank].dead = True
         self._tasks.cancel(rank)
-        self.presence.leave(rank)
+        self.presence.leave(rank, why.text)
         self._links.leave(rank, silently=silently)
         self._recorder.leave(rank, keep=not silently)
         self._tasks.running.discard(rank)
         if self._up:
             self._tasks.ended(rank)
-        self._log.append(rank, event, text)
+        self._log.append(*why)
 
-    def _return(self, rank: int, start_from: StartFrom) -> None:
-        if rank in self._up:
-            if self._hosts[rank].done:
-                self._restart_after_leaving[rank] = start_from
-            else:
-                self._hosts[rank].leaving = False  # it was about to leave
-            return
-        before, joins = self._nodes[rank].round, rank in self._absent
+    def _start_again(self, rank: int) -> None:
+        start_from = self.presence.restarts.pop(rank)
+        before, joins = self._nodes[rank].round, rank in self.presence.absent
         saved = self._saved.get(rank) if start_from == "checkpoint" else None
         node = self._start(rank, saved, start_from == "neighbor")
-        self._absent.discard(rank)
         self.left.discard(rank)
         self._links.join(rank)
         self._recorder.resume_usage(rank)
-        first = self._meet(node, before, again=self._gathers and not joins, restarted=True)
-        event = "joined" if joins else "returned"
-        self._log.append(rank, event, f"node {rank} takes part from round {first} on")
-        self._log.append(rank, "begins", f"node {rank} begins with {starting_state(start_from, saved)}")
+        first = self._meet(node, before, joins=joins, restarted=True)
+        self._log.append(*life.back(rank, first, joins=joins))
+        self._log.append(*life.begins(rank, start_from, saved))
 
     def _thaw(self, rank: int) -> None:
-        host, node, text = self._hosts[rank], self._nodes[rank], f"node {rank} continues"
+        host, node, first = self._hosts[rank], self._nodes[rank], None
         if not host.frozen:
             return
         if rank in self._lost:
-            first = self._meet(node, node.round, again=True, restarted=False)
-            text += f", and takes part from round {first} on"
+            first = self._meet(node, node.round, joins=False, restarted=False)
         self._forget_detection(rank)
-        self._log.append(rank, "thawed", text)
+        self._log.append(*life.thawed(rank, first))
         self._recorder.resume_usage(rank)
         host.thaw()
 
-    def _meet(self, node: NodeRuntime, completed: int, *, again: bool, restarted: bool) -> int:
+    def _meet(self, node: NodeRuntime, completed: int, *, joins: bool, restarted: bool) -> int:
         """Let a node that was away continue in the round that most others are in, or in its earliest one if
         nodes don't wait for each other. Then no two nodes wait for messages that were sent while one of them
         was away. Returns that round."""
         rank = node.rank
         self._forget_detection(rank)
-        self._lost.discard(rank)
+        self.presence.find(rank)
         if self._gathers:
             node.mailbox.forget_late(self._up)
             if restarted:
                 for other in self.presence.remembering(rank) & self._up:
                     self._nodes[other].mailbox.forget_late({rank})
-        earliest = earliest_round(completed, self._experiment.stop.rounds, again=again)
+        last = self._experiment.stop.rounds
+        earliest = life.earliest(completed, last, gathers=self._gathers, joins=joins, restarted=restarted)
         first = self.presence.join(rank, earliest)
         if self._gathers:
             for _, waiter in self.presence.watching(rank):
@@ -243,16 +239,13 @@ class FaultRunner:
 
     def _lose(self, rank: int) -> None:
         self._detections.pop(rank, None)
-        self._lost.add(rank)
+        self.presence.lose(rank, life.frozen(rank).text)
         if rank in self._up:  # frozen
             self._recorder.leave(rank, keep=True, frozen=True)
         for other, waiter in self.presence.watching(rank):
             if other in self._up:
                 self._hosts[other].happen(waiter.wake)
 
-    def _check_any_left(self, departure: str = "") -> None:
-        """Fail the run if no node takes part and none will. ``departure`` describes how the last one left."""
-        self._last_departure = departure or self._last_departure
-        if not self._up and not any(map(self._fault_queue.returns, range(len(self._nodes)))):
-            last = f"; the last one: {self._last_departure}" if self._last_departure else ""
-            self._tasks.fail(RunFailed(f"no node is left{last}"))
+    def _check_any_left(self) -> None:
+        if (failure := self.presence.nobody(self._fault_queue)) is not None:
+            self._tasks.fail(failure)

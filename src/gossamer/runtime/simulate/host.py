@@ -125,8 +125,8 @@ class FaultyHost(SimHost):
 
     Attributes:
         dead: whether the node has crashed or left.
-        leaving: whether the node leaves at the end of its round.
-        done: whether the node has noticed that it leaves, so that its rounds are over.
+        leaving: whether the node is to leave at the end of its round.
+        leaves: whether the node has noticed this, so that its rounds are over.
         frozen: whether everything that would happen to the node is held back."""
 
     def __init__(
@@ -134,7 +134,7 @@ class FaultyHost(SimHost):
     ) -> None:
         super().__init__(context, rank, round_ended)
         self.presence, self.lost, self._freezes = presence, presence.lost, context.setup.faults.freezes
-        self.dead = self.leaving = self.done = False
+        self.dead = self.leaving = self.leaves = False
         self.frozen = False
         self._waiting: list[Slot] = []  # of tasks that wait until the node thaws
         self.compute = self._compute_alive  # an override would be hidden by the bound method
@@ -186,8 +186,8 @@ class FaultyHost(SimHost):
         return super().mix(step, read=read)
 
     def finished(self, rounds: int) -> bool:
-        self.done = self.done or self.leaving
-        return self.done or super().finished(rounds)
+        self.leaves = self.leaves or self.leaving
+        return self.leaves or super().finished(rounds)
 
     async def end_round(self) -> None:
         self._check_alive()

@@ -13,18 +13,15 @@ from operator import itemgetter
 
 from gossamer.node.rejoin import first_round
 from gossamer.node.setup import Waiter
+from gossamer.runtime.life import Presence
 
 
-class SimPresence:
-    """The nodes that take part, and their rounds. ``gather`` tells whether nodes wait for each other.
-
-    Attributes:
-        up: the ranks that take part, including frozen nodes.
-        lost: the ranks that count as dead among the nodes."""
+class SimPresence(Presence):
+    """The nodes that take part, and their rounds. ``gather`` tells whether nodes wait for each other."""
 
     def __init__(self, nodes: int, *, gather: bool) -> None:
+        super().__init__(range(nodes))
         self._gather = gather
-        self.up, self.lost = set(range(nodes)), set[int]()
         self._rounds = [0] * nodes
         self._in_round = Counter({0: nodes})  # the number of nodes that take part, by round
         self._returns = 0  # number of returns of all nodes so far
@@ -44,9 +41,11 @@ class SimPresence:
         begun = self._begun[rank]
         begun.extend([self._returns] * (round + 1 - len(begun)))
 
-    def leave(self, rank: int) -> None:
+    def leave(self, rank: int, why: str) -> None:
         """A node no longer takes part."""
         self.up.discard(rank)
+        self.why.pop(rank, None)
+        self.why[rank] = why
         self._leave_round(rank)
         self._gone[rank] = self._returns
 

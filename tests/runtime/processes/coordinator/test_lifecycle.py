@@ -311,7 +311,7 @@ def test_silent_node_has_crashed() -> None:
         for rank in (0, 2):
             scene.take(rank, Progress(0, 0.0, Traffic()))
     text = "node 1 died in round 0: it did not answer for 20 s (engine.start_timeout_s)"
-    assert scene.lifecycle.away == {1: text}
+    assert scene.lifecycle.presence.why == {1: text}
     assert scene.of(Signal) == [Signal(1, signal.SIGKILL)]
     assert scene.failure() is None
 
@@ -420,7 +420,7 @@ def test_planned_slow_and_late_nodes_do_not_fail_the_run() -> None:
     for rank in (0, 2):
         scene.take(rank, LAST)
     scene.give_up()  # node 4 was slow
-    assert sorted(scene.lifecycle.away) == [1, 2, 3]
+    assert sorted(scene.lifecycle.presence.why) == [1, 2, 3]
     assert missed(scene) is None
 
 
@@ -451,6 +451,63 @@ def test_run_whose_last_nodes_leave_is_not_done() -> None:
     assert scene.failure() == "no node is left: node 0 left after round 2; node 1 left after round 2"
 
 
+def leaving_and_returning() -> Scene:
+    """A run in which node 1 is told to leave and then, before its round is over, to stay."""
+    churn = {
+        "name": "churn",
+        "nodes": [1],
+        "by": "leave",
+        "mean_up_s": 5.0,
+        "mean_down_s": 1e-6,
+        "to_s": 40.0,
+    }
+    scene = Scene(3, faults=[churn], stop={"rounds": 100}, seed=3).begin()
+    while Tell(1, Command("stay")) not in scene.decisions:
+        scene.pass_time(0.5)
+    assert [tell.message for tell in scene.of(Tell)[-2:]] == [Command("leave"), Command("stay")]
+    return scene
+
+
+def test_node_that_has_not_left_yet_stays_if_it_is_to_return() -> None:
+    scene = leaving_and_returning()
+    before = len(scene.decisions)
+    assert scene.take(1, Progress(3, 0.0, Traffic())) == []
+    assert scene.take(1, Done(100)) == []
+    assert scene.decisions[before:] == []
+    assert scene.lifecycle.to_restart == []
+
+
+def test_node_whose_rounds_are_over_leaves_and_returns() -> None:
+    scene = leaving_and_returning()
+    assert scene.take(1, Done(2, leaves=True)) == [Tell(1, Finish("left"))]
+    scene.take(1, FinalModel(2, bytearray(), None))
+    assert scene.events() == [(1, "left")]
+    assert scene.lifecycle.to_restart == []  # its process has not ended
+    scene.take(1, Exited("exit code 0"))
+    assert scene.lifecycle.to_restart == [1]
+    assert scene.lifecycle.restart(1, scene.now) == [Fork(1, 1, [])]
+
+
+def test_node_that_dies_on_its_way_out_is_not_restarted() -> None:
+    scene = Scene(3, faults=[{"name": "leave", "nodes": [1], "at_s": 1.0}], **RESTARTED).begin()
+    scene.pass_time(1.0)
+    scene.take(1, Exited("killed by SIGKILL"))
+    scene.pass_time(5.0)
+    assert [fork.rank for fork in scene.of(Fork)] == [0, 1, 2]
+
+
+def test_node_that_dies_before_it_takes_part_joins_later() -> None:
+    scene = Scene(3, faults=[{"name": "join", "nodes": [1], "at_s": 1.0}], **RESTARTED).begin()
+    scene.pass_time(1.0)
+    scene.take(1, Exited("it can't be started: no memory"))
+    assert scene.pass_time(0.5) == [Fork(1, 1, [])]
+    scene.take(1, READY)
+    for rank in (0, 2):
+        scene.take(rank, CurrentRound(1, 3))
+    assert scene.events() == [(1, "absent"), (1, "lost"), (1, "joined")]
+    assert scene.of(Rejoin) == [Rejoin(1, 3, [(0, 4), (2, 4)], "checkpoint")]
+
+
 def test_failed_restart_is_recorded() -> None:
     scene = Scene(3, **RESTARTED).begin()
     scene.take(1, Exited("killed by SIGKILL"))
@@ -471,13 +528,13 @@ def test_frozen_node_is_lost_only_after_the_detection_time(seconds: float) -> No
     scene.pass_time(2 * DETECTION_S)
     assert scene.of(Signal)[1:] == [Signal(1, signal.SIGCONT)]
     assert scene.events() == [(1, "frozen"), (1, "thawed")]
-    assert list(scene.lifecycle.away) == ([1] if seconds > DETECTION_S else [])
+    assert list(scene.lifecycle.presence.why) == ([1] if seconds > DETECTION_S else [])
 
 
 def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
     scene = Scene(3).begin()
     scene.take(0, Unreachable(2, "timed out"))
-    assert scene.lifecycle.away == {2: "node 0 can't reach node 2: timed out"}
+    assert scene.lifecycle.presence.why == {2: "node 0 can't reach node 2: timed out"}
     assert scene.take(2, Progress(4, 0.0, Traffic())) == [Tell(rank, Find(2, False)) for rank in range(3)]
 
 

@@ -175,7 +175,7 @@ class Coordinator:
             self._time_s,
             self._reports.all(),
             [node.round for node in nodes],
-            [node.round for node in nodes if node.rank not in lifecycle.away],
+            [node.round for node in nodes if node.rank not in lifecycle.presence.lost],
             exact=exact and not self._incomplete,
         )
         return {**counted, "report_age_s": self._reports.age_s}

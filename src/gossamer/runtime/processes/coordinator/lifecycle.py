@@ -1,4 +1,5 @@
-"""The decisions in a run of real processes, which the coordinator executes.
+"""The decisions in a run of real processes, which the coordinator executes. :mod:`gossamer.runtime.life` has the rules
+that a simulation shares.
 
 :class:`Lifecycle` uses no process, socket, file or clock, and calls nothing that does. It takes messages from
 nodes and about their processes, each with its time of arrival, and returns what is to be done. It decides which
@@ -20,9 +21,10 @@ from typing import Any
 
 from gossamer.config import Processes
 from gossamer.errors import RunFailed
-from gossamer.faults import FaultEvent, FaultInterval, StartFrom
-from gossamer.node.rejoin import earliest_round, rejoin_round
+from gossamer.faults import FaultEvent, StartFrom
+from gossamer.node.rejoin import rejoin_round
 from gossamer.results.formatting import some
+from gossamer.runtime import life
 from gossamer.runtime.outcome import describe_waits
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import (
@@ -124,6 +126,9 @@ class NodeState:
     final: bool = False  # it has delivered its last model
     planned: bool = False  # its death is planned by the experiment
     leaving: bool = False  # it was told to leave
+    returns: StartFrom | None = (
+        None  # it was told to stay after all; the model to start from if that was too late
+    )
     frozen: bool = False  # the schedule has stopped it
     arriving: bool = False  # it waits to be introduced
     crashing: bool = False  # it has said that it kills itself
@@ -147,8 +152,9 @@ class Lifecycle:
         self._fault_queue = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
-        self.alive: set[int] = set()  # the ranks whose process has not ended
-        self.away: dict[int, str] = {}  # ranks that are absent or considered dead, with the reason
+        self.presence = life.Presence(())
+        self.alive = self.presence.up  # the ranks whose process has not ended
+        self._lost = self.presence.lost
         self.killed = False  # whether a process has ended without its last model
         self._began: float | None = None
         self._start_deadline = math.inf
@@ -162,7 +168,7 @@ class Lifecycle:
         )
         self._unplanned: dict[int, str] = {}  # why ranks were lost or unreachable, if no fault planned it
         self._initial_faults: list[FaultEvent] = []
-        self._restarting: dict[int, StartFrom] = {}  # nodes to restart once their last process has ended
+        self._restarts = self.presence.restarts
         self._frozen: dict[int, float] = {}  # when a node that the schedule has stopped is considered dead
         self._queue: deque[NodeState] = deque()  # nodes to introduce
         self._newcomer: NodeState | None = None  # the node that is being introduced
@@ -180,11 +186,11 @@ class Lifecycle:
         self._initial_faults = list(self._fault_queue.due(0.0))
         for fault in self._initial_faults:
             if fault.what == "join" and fault.node is not None:
-                self.away[fault.node] = f"node {fault.node} has not joined yet"
+                self.presence.keep_away(fault.node, life.absent(fault.node).text)
         for rank in range(self._experiment.nodes):
             if rank not in self._rounds:
-                self.away[rank] = f"node {rank} was lost before the run was resumed"
-            if rank in self.away:
+                self.presence.keep_away(rank, life.missing_since_checkpoint(rank).text)
+            if rank in self._lost:
                 self._decide(Without(rank, keep=False))
             else:
                 self._start_node(rank, "initial")
@@ -193,7 +199,7 @@ class Lifecycle:
     def begin(self, now: float) -> list[Decision]:
         """All nodes are up."""
         self._now = self._began = self._last_progress_at = self._silence_checked_at = now
-        for rank, why in sorted(self.away.items()):
+        for rank, why in sorted(self.presence.why.items()):
             self._tell_all(self._present(), Lost(rank, why))
             self._record(rank, "absent", why)
         for node in self.nodes.values():
@@ -220,7 +226,7 @@ class Lifecycle:
     def restart(self, rank: int, now: float) -> list[Decision]:
         """There is room for the new process of a node that is :attr:`to_restart`."""
         self._now = now
-        self._start_node(rank, self._restarting.pop(rank))
+        self._start_node(rank, self._restarts.pop(rank))
         return self._decided()
 
     def _check_nodes(self, now_s: float) -> None:
@@ -228,7 +234,7 @@ class Lifecycle:
             self._execute(fault)
         for rank in [rank for rank, due in self._frozen.items() if due <= self._now]:
             del self._frozen[rank]
-            self._lose(rank, f"node {rank} is frozen", keep=True)
+            self._lose(rank, life.frozen(rank).text, keep=True)
         self._check_silence()
         self._report_waits()
         self._check_end()
@@ -267,7 +273,7 @@ class Lifecycle:
         if not isinstance(message, protocol.Progress):
             self._last_result_at = self._now
         # A node that was considered dead, and is not about to leave, has sent a message.
-        back = rank in self.away and node.met
+        back = rank in self._lost and node.met
         if back and not (node.arriving or node.leaving or node.planned):
             self._arrive(node)
         self._handle(node, message)
@@ -300,8 +306,11 @@ class Lifecycle:
                     self.end("time")
             case protocol.Row(values=values):
                 self._completed(node, values.round)
-            case protocol.Done(round=round):
+            case protocol.Done(round=round, leaves=leaves):
                 node.done, node.round = True, round
+                if leaves and not node.leaving and node.returns:  # it was too late to stay
+                    node.leaving = True
+                    self._restarts[node.rank] = node.returns
                 if node.leaving:
                     self._tell(node.rank, Finish("left"))
             case protocol.FinalModel(round=round):
@@ -309,9 +318,9 @@ class Lifecycle:
                 if node.met:
                     node.round = round
                 if node.leaving and not self._ending:
-                    why = f"node {node.rank} left after round {node.round}"
-                    self._record(node.rank, "left", why)
-                    self._gone(node, why, keep=True)
+                    left = life.left(node.rank, node.round)
+                    self._record(*left)
+                    self._gone(node, left.text, keep=True)
             case protocol.CurrentRound(rank=about, round=round):
                 if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
                     self._awaited.discard(node.rank)
@@ -322,9 +331,7 @@ class Lifecycle:
                 crash = self._at_rounds[node.rank].pop(number)
                 node.planned = node.crashing = True
                 now_s = self._now - (self._began or self._now)
-                self._fault_queue.add(
-                    FaultInterval(now_s, now_s + crash.after_s, "crash", node.rank, crash.start_from)
-                )
+                self._fault_queue.add(crash.now(now_s))
             case protocol.Unreachable(rank=peer, why=why) if not self._ending:
                 self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
             case protocol.Failed(text=text, round=failed_in, traceback=trace):
@@ -347,7 +354,7 @@ class Lifecycle:
     @property
     def to_restart(self) -> list[int]:
         """The nodes that need a new process, now that their last one has ended."""
-        return [rank for rank in self._restarting if rank not in self.alive]
+        return [rank for rank in self._restarts if rank not in self.alive]
 
     def timeout(self, now: float, longest: float) -> float:
         if self._began is None:
@@ -392,7 +399,7 @@ class Lifecycle:
         return [
             rank
             for rank in sorted(self.alive)
-            if rank not in self.away or self.nodes[rank].frozen or self.nodes[rank].arriving
+            if rank not in self._lost or self.nodes[rank].frozen or self.nodes[rank].arriving
         ]
 
     def missed(self) -> RunFailed | None:
@@ -401,7 +408,7 @@ class Lifecycle:
         missed = [
             rank
             for rank, node in sorted(self.nodes.items())
-            if rank in self._unplanned and rank in self.away and not node.round and not node.planned
+            if rank in self._unplanned and rank in self._lost and not node.round and not node.planned
             if self._setup.takes_part(rank, 0)
         ]
         if not missed:
@@ -425,54 +432,53 @@ class Lifecycle:
         # A node that is about to leave has returned early; it may be the last one, or come back.
         if awaited and all(self.nodes[rank].done and not self.nodes[rank].leaving for rank in awaited):
             self._decide(End("rounds"))
-        elif not self.alive and not self._expects_return():
-            self._fail(f"no node is left: {'; '.join(self.away.values())}")
+        elif (failure := self.presence.nobody(self._fault_queue)) is not None:
+            self._decide(Fail(failure))
 
     # --- faults
 
-    def _expects_return(self) -> bool:
-        return bool(self._restarting) or any(map(self._fault_queue.returns, range(self._experiment.nodes)))
+    def _state(self, rank: int) -> life.State:
+        if rank not in self.alive:
+            return "away"
+        node = self.nodes[rank]
+        if node.planned or (node.leaving and node.done):
+            return "going"
+        return "leaving" if node.leaving else "here"
 
     def _execute(self, fault: FaultEvent) -> None:
-        rank = fault.node
-        if rank is None:
+        if (rank := fault.node) is None:
             self._record(None, fault.what, fault.detail)
             return
-        node = self.nodes.get(rank)
-        if fault.what == "return":
-            self._bring_back(rank, fault.start_from)
-        elif node is None or rank not in self.alive:
-            return
-        elif fault.what == "crash":
-            node.planned = True
-            self._decide(Signal(rank, signal.SIGKILL))
-        elif fault.what == "leave":
-            node.leaving = True
-            self._tell(rank, protocol.Command("leave"))
-            if node.done:
-                self._tell(rank, Finish("left"))
-        elif fault.what == "freeze":
-            node.frozen = True
-            self._frozen[rank] = self._now + self._experiment.failures.detection_s
-            self._decide(Signal(rank, signal.SIGSTOP))
-            self._record(rank, "frozen", f"node {rank} is frozen")
-        elif fault.what == "thaw":
-            self._thaw(node)
-        else:
-            self._record(rank, fault.what, fault.detail)
+        match self.presence.take(fault, self._state(rank)):
+            case "record":
+                self._record(rank, fault.what, fault.detail)
+            case "crash":
+                self.nodes[rank].planned, self.nodes[rank].returns = True, None
+                self._decide(Signal(rank, signal.SIGKILL))
+            case "leave":
+                node = self.nodes[rank]
+                node.leaving, node.returns = True, None
+                self._tell(rank, protocol.Command("leave"))
+                if node.done:
+                    self._tell(rank, Finish("left"))
+            case "stay":  # the node may have ended its rounds, and then says so
+                node = self.nodes[rank]
+                node.leaving, node.returns = False, fault.start_from
+                self._tell(rank, protocol.Command("stay"))
+            case "freeze":
+                self.nodes[rank].frozen = True
+                self._frozen[rank] = self._now + self._experiment.failures.detection_s
+                self._decide(Signal(rank, signal.SIGSTOP))
+                self._record(*life.frozen(rank))
+            case "thaw":
+                self._thaw(self.nodes[rank])
 
     def _thaw(self, node: NodeState) -> None:
         if node.frozen:
             node.frozen = False
             self._frozen.pop(node.rank, None)
             self._decide(Signal(node.rank, signal.SIGCONT))
-            self._record(node.rank, "thawed", f"node {node.rank} continues")
-
-    def _bring_back(self, rank: int, start_from: StartFrom) -> None:
-        """Restart a node, as soon as its last process has ended."""
-        node = self.nodes.get(rank)
-        if rank not in self.alive or node is None or node.planned or node.leaving:
-            self._restarting[rank] = start_from
+            self._record(*life.thawed(node.rank))
 
     def _start_node(self, rank: int, start_from: StartFrom) -> None:
         node = NodeState(rank, 0, start_from, 0, self._rounds.get(rank, 0))
@@ -490,8 +496,9 @@ class Lifecycle:
         if node.final and (self._ending or node.leaving):
             return
         self.killed = True
-        text = f"node {node.rank} {'crashed' if node.planned else 'died'} in round {node.round}: {how}"
-        self._decide(RecordEvent(node.rank, "lost", text, show=False))
+        lost = life.lost(node.rank, node.round, how, planned=node.planned)
+        self._decide(RecordEvent(*lost, show=False))
+        text = lost.text
         if not node.planned:
             self._unplanned[node.rank] = text
         if self._ending:
@@ -502,9 +509,9 @@ class Lifecycle:
             return
         self._decide(Show(text))
         self._gone(node, text, keep=False)
-        if restart and not node.planned:
+        if restart and not (node.planned or node.leaving):  # a fault takes it away
             node.restarts += 1
-            self._bring_back(node.rank, "checkpoint")
+            self._restarts[node.rank] = "checkpoint"
 
     def _gone(self, node: NodeState, why: str, *, keep: bool) -> None:
         self._frozen.pop(node.rank, None)
@@ -516,12 +523,12 @@ class Lifecycle:
     def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
         """A node has failed to reach a peer for so long that its messages to it are lost. If the peer still
         runs, it is introduced again as soon as it sends a message."""
-        if rank not in self.alive or node.rank in self.away:
+        if rank not in self.alive or node.rank in self._lost:
             return
         peer = self.nodes[rank]
         if peer.leaving or peer.planned or peer.frozen:  # planned by the experiment
             return
-        if rank not in self.away:
+        if rank not in self._lost:
             self._record(node.rank, "unreachable", text)
             self._unplanned[rank] = text
         if self._needs_all:
@@ -533,8 +540,7 @@ class Lifecycle:
         """Make the other nodes stop waiting for a node and sending to it."""
         self._awaited.discard(rank)
         self._reported_rounds.pop(rank, None)
-        if rank not in self.away:
-            self.away[rank] = why
+        if self.presence.lose(rank, why):
             self._tell_all(self._present(), Lost(rank, why, incarnation))
             self._decide(Without(rank, keep, gone=incarnation is not None))
         elif (
@@ -544,7 +550,7 @@ class Lifecycle:
         self._introduce_next()
 
     def _present(self) -> list[int]:
-        return [rank for rank in sorted(self.alive) if rank not in self.away]
+        return sorted(self.alive - self._lost)
 
     # --- introductions
 
@@ -568,22 +574,27 @@ class Lifecycle:
 
     def _introduce(self, node: NodeState, rounds: dict[int, int]) -> None:
         round = rounds.pop(node.rank, node.round)
-        again = node.met or (self._gathers and node.incarnation > 0)
-        earliest = earliest_round(round, self._experiment.stop.rounds, again=again)
+        joins = node.rank in self.presence.absent
+        earliest = life.earliest(
+            round,
+            self._experiment.stop.rounds,
+            gathers=self._gathers,
+            joins=joins,
+            restarted=not node.met,
+        )
         first, together = (
             rejoin_round(rounds, earliest) if self._gathers else (earliest, dict.fromkeys(sorted(rounds), 0))
         )
-        del self.away[node.rank]
+        self.presence.find(node.rank)
         self._unplanned.pop(node.rank, None)
         node.arriving = False
-        for rank, why in sorted(self.away.items()):  # including nodes lost during the introduction
+        for rank, why in sorted(self.presence.why.items()):  # including nodes lost during the introduction
             self._tell(node.rank, Lost(rank, why))
         for rank, since in together.items():
             self._tell(rank, Meet([(node.rank, since)]))
         start_from = None if node.met else node.start_from
         self._decide(Rejoin(node.rank, first, list(together.items()), start_from))
-        kind = "returned" if node.incarnation or node.met else "joined"
-        self._record(node.rank, kind, f"node {node.rank} takes part from round {first} on")
+        self._record(*life.back(node.rank, first, joins=joins))
         node.met = True
 
     # --- decisions

@@ -191,6 +191,7 @@ class NodeHost:
         self.lost: set[int] = set()
         self.presence: Presence | None = None
         self.leaving = False  # whether it was told to leave
+        self.leaves = False  # whether it has noticed, so that its rounds are over
         self._cpu_slots = CpuSlots(context.slots, context.wakeup)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._turn = asyncio.Lock()  # first come, first served
@@ -292,7 +293,8 @@ class NodeHost:
 
     def finished(self, rounds: int) -> bool:
         last = self._setup.experiment.stop.rounds
-        return self.leaving or (last is not None and rounds >= last)
+        self.leaves = self.leaves or self.leaving
+        return self.leaves or (last is not None and rounds >= last)
 
     def secret(self, n: int) -> bytes:
         return os.urandom(n)

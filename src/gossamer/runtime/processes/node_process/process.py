@@ -24,7 +24,8 @@ from gossamer.node import NodeRuntime
 from gossamer.node.runtime import unawaited_calls_fail
 from gossamer.node.shown import CompleteModel
 from gossamer.process_memory import private_bytes
-from gossamer.runtime.events import starting_state, timeline_log
+from gossamer.runtime import life
+from gossamer.runtime.events import timeline_log
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Channel
 from gossamer.runtime.processes.node_process.checkpoints import NodeCheckpoints, RestartFile
@@ -217,7 +218,7 @@ class NodeProcess:
         self._report(always=True)
         if self._checkpoints is not None:
             self._checkpoints.over()
-        self._tell(protocol.Done(self._node.round))
+        self._tell(protocol.Done(self._node.round, leaves=self._host.leaves))
         raise await self._node.failure()
 
     async def _end_round(self) -> None:
@@ -353,8 +354,8 @@ class NodeProcess:
             case protocol.Addresses(nodes=nodes):
                 for address in nodes:
                     self._transport.locate(*address)
-            case protocol.Command("leave"):
-                self._host.leaving = True
+            case protocol.Command("leave" | "stay" as what):
+                self._host.leaving = what == "leave"
             case protocol.Find(rank=rank, restarted=restarted):
                 if rank != self._rank:
                     # Until its first round is known, it takes part in none that this node is in.
@@ -379,8 +380,8 @@ class NodeProcess:
     def _arrive(self, arrival: protocol.Arrival) -> None:
         self._arrival = arrival
         saved = self._restart.restore() if arrival.start_from == "checkpoint" else None
-        text = f"node {self._rank} begins with {starting_state(arrival.start_from, saved)}"
-        self._tell(protocol.Event("begins", text))
+        begins = life.begins(self._rank, arrival.start_from, saved)
+        self._tell(protocol.Event(begins.event, begins.text))
         self._transport.traffic.add(arrival.traffic)  # messages have been received already
         self._usage = Usage(self._clock.now())
         self._meet(arrival.together)
