@@ -152,6 +152,18 @@ def test_an_algorithm_that_counts_no_rounds_gets_a_line(
     assert heard.texts.count(UNCOUNTED) == 1
 
 
+@pytest.mark.slow
+def test_an_algorithm_that_counts_no_rounds_gets_a_line_from_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = own(tmp_path, monkeypatch, "uncounted_processes", "for _ in range(3):\n    await node.train()")
+    for algorithm, times in ((name, 1), ("d-psgd", 0)):
+        heard = Heard()
+        fields = {**FIELDS, "engine": {"name": "processes"}, "stop": {"rounds": 3}}
+        run(Experiment(algorithm=algorithm, **fields), tmp_path, observer=heard)
+        assert heard.texts.count(UNCOUNTED) == times
+
+
 def test_no_line_about_rounds_for_an_algorithm_that_counts_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,9 @@ UNCOUNTED = (
     " ends nothing"
 )
 
+UNCOUNTED_S = 10.0
+"""Real seconds after which the user hears that no node counts rounds."""
+
 Moment = int | tuple[str, int] | str
 """An evaluation point, which groups rows: a node's round, ("tick", k) on the time grid, or "end"."""
 

@@ -104,12 +104,14 @@ class Ready(ProtocolMessage):
 
 
 class Progress(ProtocolMessage):
-    """The node's completed rounds and its traffic at ``time_s`` on its clock, and what it waits for."""
+    """The node's completed rounds and its traffic at ``time_s`` on its clock, what it waits for, and whether its algorithm
+    counts rounds."""
 
     round: Count
     time_s: Seconds
     traffic: Traffic
     waits: Lines = []
+    counts_rounds: bool = True
 
     def __post_init__(self) -> None:
         self.waits = lines(self.waits)

@@ -37,6 +37,7 @@ from gossamer.runtime.outcome import Outcome, add_up, describe_waits, ending_sig
 from gossamer.runtime.recording import (
     EARLY,
     UNCOUNTED,
+    UNCOUNTED_S,
     Profile,
     ended_early,
     extrapolated,
@@ -55,7 +56,6 @@ from gossamer.runtime.simulate.recording import SimRecorder, shown_model
 from gossamer.runtime.simulate.replay import Replay, ReplayDiffers
 
 PROGRESS_S = 1.0  # real seconds after which progress is reported even if no round ends
-UNCOUNTED_S = 10.0  # real seconds after which the user hears that no node counts rounds
 OBJECTS_PER_NODE = 200
 """An upper bound on the new objects of a node at any time, such as messages, tasks and futures."""
 

@@ -47,7 +47,7 @@ from gossamer.runtime.processes.coordinator.reports import TrafficReports
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell, Violation
-from gossamer.runtime.recording import RunRecord, extrapolated, never_mixed
+from gossamer.runtime.recording import UNCOUNTED, UNCOUNTED_S, RunRecord, extrapolated, never_mixed
 from gossamer.runtime.setup import Setup
 
 PROGRESS_S = 0.1
@@ -107,6 +107,8 @@ class Coordinator:
         self._final: dict[int, Model] = {}
         self._private: list[int] = []
         self._has_mixed: dict[int, bool] = {}
+        self._counts_rounds: dict[int, bool] = {}  # by rank, once a node has reported
+        self._heard_uncounted = False
         # The nodes' time and the wall time, as in the rows.
         self._time_s, self._wall_s = 0.0, 0.0 if checkpoint is None else checkpoint.wall_s
 
@@ -159,6 +161,7 @@ class Coordinator:
         while not self._lifecycle.over(time.monotonic()):
             self._poll(0.2)
         self._execute(self._lifecycle.give_up())
+        self._show_uncounted()
         if self._setup.experiment.evaluation.of == "mixed":
             outcome = [mixed for rank, mixed in self._has_mixed.items() if rank in self._setup.outcome_ranks]
             if (text := never_mixed(outcome)) is not None:
@@ -233,8 +236,18 @@ class Coordinator:
             if rounds := [self._lifecycle.nodes[rank].round for rank in self._lifecycle.awaited()]:
                 self._time_s = max(self._time_s, self._clock.now())
                 self._observer.progress(extrapolated(rounds, self._setup.experiment.nodes), self._time_s)
+                if self._start is not None and now - self._start > UNCOUNTED_S:
+                    self._show_uncounted()
                 if self._observer.stopping:
                     self.stop()
+
+    def _show_uncounted(self) -> None:
+        """Say once that no node counts rounds, if all of them have reported so."""
+        reported = self._counts_rounds
+        silent = len(reported) < self._setup.experiment.nodes or any(reported.values())
+        if not (silent or self._heard_uncounted):
+            self._heard_uncounted = True
+            self.show(UNCOUNTED)
 
     def _show_row(self, row: Mapping[str, Any]) -> None:
         self._time_s, self._wall_s = max(self._time_s, row["time_s"]), max(self._wall_s, row["wall_s"])
@@ -268,7 +281,8 @@ class Coordinator:
 
     def _note(self, rank: int, message: protocol.FromProcess) -> None:
         match message:
-            case protocol.Progress(time_s=time_s, traffic=traffic):
+            case protocol.Progress(time_s=time_s, traffic=traffic, counts_rounds=counts):
+                self._counts_rounds[rank] = counts
                 self._reports.take(rank, traffic, time_s, time.monotonic())
                 if self._start is not None:
                     self._clock.update(time_s)

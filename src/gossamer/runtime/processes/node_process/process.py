@@ -313,7 +313,9 @@ class NodeProcess:
         if always or now - self._reported > PROGRESS_S:
             self._reported = now
             traffic = replace(self._transport.traffic)
-            self._tell(protocol.Progress(self._node.round, self._clock.now(), traffic, self._node.waiting()))
+            node = self._node
+            now, waits = self._clock.now(), node.waiting()
+            self._tell(protocol.Progress(node.round, now, traffic, waits, node.counts_rounds))
 
     async def _watch(self) -> None:
         """Tell the coordinator that this node is alive, and what it waits for."""
