@@ -91,15 +91,16 @@ def failure_of(
     name: str,
     task: Task,
     optimizer: Optimizer,
-    rule: Gradient,
     layout: Layout,
     device: str,
     batch: int,
     seed: int,
     smallest: SmallestBatch | None = None,
     one_class: OneClassBatch | None = None,
+    rule: Gradient | None = None,
 ) -> str | None:
-    """What a trainer does wrong, as a predicate; None if it takes the steps of plain training.
+    """What a trainer does wrong, as a predicate; None if it takes the steps of plain training. ``rule`` is the experiment's
+    gradient; None is the mean.
 
     Raises:
         BadInput: if no trainer can take the steps: a part of the task or the optimizer raises an error, or keeps state that
@@ -129,7 +130,7 @@ class _Given(NamedTuple):
 
     task: Task
     optimizer: Optimizer
-    rule: Gradient
+    rule: Gradient | None
     layout: Layout
     device: str
     batch: int  # samples in a batch of the three nodes
