@@ -63,12 +63,10 @@ def test_file_system_that_can_t_flush_costs_a_line(
     done = gossamer.run(Experiment.parse(SMALL).override(**CHECKPOINTS), tmp_path)
     assert (done.status, problems_of(done.path)) == ("done", [])
     kinds = ["files", "folders"] if files else ["folders"]
-    assert (
-        sorted(line.split(": ")[1].split()[0] for line in caplog.messages) == kinds
-    )  # each once in a process
-    assert all(
-        "can't be flushed to disk here" in line and os.strerror(number) in line for line in caplog.messages
-    )
+    # Each once in a process; a slow machine has other lines to say.
+    said = [line for line in caplog.messages if "can't be flushed to disk here" in line]
+    assert sorted(line.split(": ")[1].split()[0] for line in said) == kinds
+    assert all(os.strerror(number) in line for line in said)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT])

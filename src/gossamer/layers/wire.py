@@ -40,7 +40,11 @@ class WireNode(Layer):
             for place, wrapper in self._wrappers:
                 with draws_of(place):
                     changed = wrapper.outgoing(self._runtime.node, rank, changed, tag)
-            sendings += self.node._send((rank,), changed, tag, exact, form if changed is payload else None)
+            # This layer is the innermost one. A payload that is returned unchanged stays one object for all receivers.
+            if changed is payload:
+                sendings += self._host.send((rank,), payload, tag, form)
+            else:
+                sendings += self._host.send((rank,), freeze(changed, self._host.is_stored), tag)
         return sendings
 
     def arrived(self, message: Message) -> Message | None:
