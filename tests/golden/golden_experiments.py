@@ -11,6 +11,7 @@ Settings = dict[str, Any]
 
 UNUSED: dict[str, set[str]] = {
     "algorithm": {"gossip-learning-on-receipt"},
+    "gradient": {"mean"},  # it is the default, which stays out of saved files
     "task": {
         *("celeba", "cifar10", "cifar100", "fashion-mnist", "femnist", "hub", "leaf-synthetic"),
         *("mnist", "movielens", "reddit", "sent140", "shakespeare", "synthetic", "tiny-mem"),

@@ -517,7 +517,7 @@ class Twice(NodeWrapper):
     async def before_round(self, node: Node, r: int) -> None:
         if r == 1 and node.rank == TO:
             for survivors in ([1, 2, 3, 4, 5], [1, 3, 4, 5]):
-                node.send(1, survivors, (TAG, "survivors", 0))
+                node._host.send((1,), survivors, (TAG, "survivors", 0))  # not masked, as a hostile receiver
 
 
 def test_sender_answers_unmask_request_once(tmp_path: Path) -> None:
