@@ -127,9 +127,10 @@ class Optimizer(Component):
             norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
             gradient.mul_((self.clip_norm / norm.add_(1e-6)).clamp_(max=1.0))  # as clip_grad_norm_ does
         extra: dict[str, Any] = {}
-        if self.asks:
-            known: dict[str, Any] = {"layout": lambda: layout, "rng": rng}
-            extra = {name: known[name]() for name in self.asks}
+        if "layout" in self.asks:
+            extra["layout"] = layout
+        if "rng" in self.asks and rng is not None:
+            extra["rng"] = rng()
         returned: object = self.update(parameters, gradient, state, lr, **extra)
         if returned is not None:
             raise BadInput(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,15 +31,21 @@ class Measurement:
         model: this model.
         taken: the messages that the algorithm took by ``gather``, ``receive`` and ``drain`` in the last completed round,
             decoded, in the order in which it took them. Empty in protocols without rounds, and for masked sums.
-        samples: the inputs and targets of the node's training samples.
-        sets: those of the task's evaluation sets, by name."""
+        sets: the inputs and targets of the task's evaluation sets, by name."""
 
     def __init__(self, node: NodeRuntime, shown: CompleteModel, taken: Sequence[Message], place: str) -> None:
-        task, own = node.setup.task, torch.from_numpy(node.setup.parts[node.rank])
         self._node, self._place = node, place
         self.rank, self.round, self.model, self.taken = node.rank, shown.round, shown.model, taken
-        self.samples = for_each(lambda tensor: tensor[own], task.train[0]), task.train[1][own]
-        self.sets: Mapping[str, tuple[Any, Tensor]] = task.tests
+        self.sets: Mapping[str, tuple[Any, Tensor]] = node.setup.task.tests
+
+    @cached_property
+    def samples(self) -> tuple[Any, Tensor]:
+        """The inputs and targets of the node's training samples; a copy, made when it is first asked for."""
+        (inputs, targets), own = (
+            self._node.setup.task.train,
+            torch.from_numpy(self._node.setup.parts[self.rank]),
+        )
+        return for_each(lambda tensor: tensor[own], inputs), targets[own]
 
     def outputs(self, model: Model, inputs: Any) -> Any:
         """What the task's module returns for some inputs with a model, in evaluation mode and without gradients."""

@@ -22,7 +22,18 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from gossamer.config.registry import Component
 from gossamer.learning.mixing import Missing
-from gossamer.messages.tags import Coded, Message, Model, Part, Payload, PrivateTag, Sending, Tag, Traffic
+from gossamer.messages.tags import (
+    Coded,
+    Message,
+    Model,
+    Part,
+    Payload,
+    PrivateTag,
+    Sending,
+    Tag,
+    Traffic,
+    as_tag,
+)
 from gossamer.node.expectations import Form
 from gossamer.node.late import LateSending
 from gossamer.node.mailbox import Inbox
@@ -297,6 +308,11 @@ class NodeProxy(Layer):
 
     _place = ""
 
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        # The vectors that :meth:`compress` has returned: they have passed :meth:`outgoing`.
+        self._compressed = WeakTensorKeyDictionary()
+
     # --- hooks
 
     def outgoing(self, model: Model, to: tuple[int, ...], tag: tuple[str | int, ...]) -> Model:
@@ -392,18 +408,10 @@ class NodeProxy(Layer):
 
         return self.node.answer(tag, around, exact=exact)
 
-    @property
-    def _compressed(self) -> WeakTensorKeyDictionary:
-        """The vectors that :meth:`compress` has returned: they have passed :meth:`outgoing`."""
-        known: WeakTensorKeyDictionary | None = self.__dict__.get("_passed")
-        if known is None:
-            known = self.__dict__["_passed"] = WeakTensorKeyDictionary()
-        return known
-
     def _changed(self, payload: Payload, to: tuple[int, ...], tag: Tag) -> Payload:
         if type(self).outgoing is NodeProxy.outgoing:
             return payload
-        about = tag if isinstance(tag, tuple) else (tag,)
+        about = as_tag(tag)
         size = self._setup.layout.size
 
         def passes(vector: Any) -> bool:
@@ -452,7 +460,7 @@ class NodeProxy(Layer):
         inbox = await self.node.gather(peers, tag, at_least=at_least, timeout=timeout)
         if type(self).incoming is NodeProxy.incoming:
             return inbox
-        about = tag if isinstance(tag, tuple) else (tag,)
+        about = as_tag(tag)
         sent = {message.source: message for message in inbox.messages}
         # A payload that a middleware inside has put there was not sent by anybody: it is of this instant.
         messages = [sent.get(rank) or Message(rank, about, inbox[rank], self.now()) for rank in inbox]

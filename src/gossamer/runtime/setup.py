@@ -22,7 +22,7 @@ from gossamer.config.registry import Component, names
 from gossamer.errors import BadInput, GossamerError, cause, listed
 from gossamer.faults import Churn, FaultSchedule
 from gossamer.fingerprint import fingerprint, names_own_code
-from gossamer.layers import layers_of
+from gossamer.layers import CodedNode, layers_of
 from gossamer.learning import Mean
 from gossamer.learning.batches import BatchStream
 from gossamer.learning.gradient import MeanGradient
@@ -155,6 +155,12 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
     _check_metric(experiment, measures, sets, outcomes)
     check_record(experiment, len(evaluated), len(sets) * len(list(measures.numbers())))
+    layers = layers_of(
+        experiment,
+        [*wrapped_ranks.values()],
+        sampled=topology.sampled,
+        asks_neighbors=faults.asks_neighbors,
+    )
     setup = Setup(
         experiment=experiment,
         task=task,
@@ -177,13 +183,8 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         poisoned=[*poisoned_ranks.values()],
         chosen={**poisoned_ranks, **faults.chosen, **wrapped_ranks},
         warm_start=start,
-        layers=layers_of(
-            experiment,
-            [*wrapped_ranks.values()],
-            sampled=topology.sampled,
-            asks_neighbors=faults.asks_neighbors,
-        ),
-        encoded=experiment.codec is not None and experiment.secure_aggregation is None,
+        layers=layers,
+        encoded=CodedNode in layers,
     )
     if trainer is None:
         try_exchange(setup)
