@@ -19,7 +19,7 @@ import gossamer
 from gossamer import Experiment, digests
 from gossamer.digests import digest
 from gossamer.errors import BadInput
-from gossamer.fingerprint import Fingerprint, Present, _is_data, code, differences
+from gossamer.fingerprint import DataEntry, Fingerprint, Present, _is_data, code, differences
 from gossamer.runtime.setup import prepare
 
 BASE: dict[str, Any] = {
@@ -328,7 +328,37 @@ def test_many_files_have_one_hash(here: Path, monkeypatch: pytest.MonkeyPatch) -
     before = prepare(experiment(task=TABLES)).fingerprint
     assert "files" not in before["data"][0]
     write({"d/test.csv": "a,b\n" + "1,3\n" * 20})
-    assert differences(before, prepare(experiment(task=TABLES)).fingerprint) == ["task.path (2 files)"]
+    assert differences(before, prepare(experiment(task=TABLES)).fingerprint) == (["task.path (2 files)"], [])
+
+
+def entry(of: str, path: str, contents: str, *patterns: str) -> DataEntry:
+    return {"of": of, "path": path, "patterns": [*patterns], "count": 1, "sha256": contents}
+
+
+def test_what_only_one_of_two_machines_has_differs_unless_it_may_be_elsewhere() -> None:
+    """The same contents count as the same data wherever they are. A data set of the hub may be below a data root."""
+    nothing: Fingerprint = {"code": {}, "data": [], "packages": {}, "unknown": []}
+
+    def with_(*entries: DataEntry) -> Fingerprint:
+        return {**nothing, "data": [*entries]}
+
+    mine, theirs = (
+        with_(entry(".", "a.csv", "A"), entry("/", "/b", "B")),
+        with_(entry("/", "/srv/a.csv", "A")),
+    )
+    assert differences(mine, theirs) == ([], ["/b"])
+    assert differences(nothing, with_(entry(".", "a.csv", "A"))) == (["a.csv (new)"], [])
+    assert differences(with_(entry("task.path", "a.csv", "A")), nothing) == (
+        ["task.path/a.csv (missing)"],
+        [],
+    )
+    hub, root = (
+        entry("/", "/cache/digits", "H", "*.parquet"),
+        entry("data_root", "hub/digits", "R", "*.parquet"),
+    )
+    assert differences(with_(hub), with_(root)) == ([], ["data_root/hub/digits"])
+    assert differences(nothing, with_(root)) == ([], ["data_root/hub/digits"])  # it was decoded before
+    assert differences(with_(root), nothing) == (["data_root/hub/digits (missing)"], [])
 
 
 def test_many_opened_files_are_recorded_by_their_folders(here: Path) -> None:
@@ -363,16 +393,14 @@ def test_moved_data_is_the_same(here: Path) -> None:
     write({"a/movielens/ml-latest-small/ratings.csv": "userId,movieId,rating,timestamp\n" + "\n".join(rows)})
     shutil.copytree("a", "b")
     (_, first), (moved, second) = fingerprinted(Path("a"), mine="1"), fingerprinted(Path("b"), mine="1")
-    assert differences(first, second) == []
+    assert differences(first, second) == ([], [])
     assert Present().changed_data(first["data"], moved) == ([], [])
     file = Path("b/movielens/ml-latest-small/ratings.csv")
     file.write_text(file.read_text().replace(",3,", ",4,"))
     changed = "data_root/movielens/ml-latest-small/ratings.csv"
     assert Present().changed_data(first["data"], moved) == ([changed], [])
-    assert differences(first, {**prepare(moved).fingerprint, "code": {"mine": "2"}}) == [
-        "module mine",
-        changed,
-    ]
+    other = {**prepare(moved).fingerprint, "code": {"mine": "2"}}
+    assert differences(first, other) == (["module mine (missing)", changed], [])
     file.unlink()
     assert Present().changed_data(first["data"], moved) == ([], [changed])
     assert Present().changed_data(first["data"], moved.override(data_root=None)) == ([], [changed])

@@ -245,7 +245,7 @@ def _resume_run(
         {**recorded, "resumed": [*recorded.get("resumed", []), current]},
     )
     before = latest(recorded).get("numerics")
-    if before is not None and before != current["numerics"]:
+    if before is not None and before != current["numerics"] and "workers" not in latest(recorded):
         now, then = numerics.summary(current["numerics"]), numerics.summary(before)
         observer.say(f"bits may differ from those of an uninterrupted run: now {now}, before {then}")
 

@@ -427,10 +427,27 @@ def _text(of: str, path: str, file: str = "") -> str:
 # --- comparison
 
 
-def differences(before: Fingerprint, now: Fingerprint) -> list[str]:
-    """The modules, files and folders that differ between two fingerprints."""
-    code = [f"module {name}" for name in changed_code(before["code"], now["code"])]
-    return code + changed_data(before["data"], now["data"])
+def differences(elsewhere: Fingerprint, here: Fingerprint) -> tuple[list[str], list[str]]:
+    """The modules, files and folders in which this process differs from another one that is to compute the same, and those
+    that can't be compared: only one of the two has them, and the other may have the same at another place."""
+    pairs = [*_pairs(elsewhere["data"], here["data"])]
+    alone = [(there, now) for there, now in pairs if there is None or now is None]
+    # The other process may have taken from the hub what this one finds below its data root.
+    roots = {"data_root"} & {entry["of"] for entry in elsewhere["data"]}
+    differing, apart = list[str](), list[str]()
+    for there, now in alone:
+        if there is not None and there["of"] != "/":
+            differing.append(f"{_text(there['of'], there['path'])} (missing)")
+        elif now is not None and now["of"] not in {"/", "data_root"} - roots:
+            differing.append(f"{_text(now['of'], now['path'])} (new)")
+        elif (entry := there or now) is not None and not _is_download(entry):
+            apart.append(_text(entry["of"], entry["path"]))
+    code = [
+        f"module {name} ({_own_source(name) or 'missing'})"
+        for name in changed_code(elsewhere["code"], here["code"])
+    ]
+    changed = [text for there, now in pairs if there and now for text in _changes(there, now)]
+    return code + changed + differing, apart
 
 
 def files_of(entries: Iterable[DataEntry]) -> dict[str, str]:
@@ -468,16 +485,24 @@ def _is_download(entry: DataEntry) -> bool:
 def _pairs(
     before: Iterable[DataEntry], now: Iterable[DataEntry]
 ) -> Iterator[tuple[DataEntry | None, DataEntry | None]]:
-    """The entries of two fingerprints with the same place, by its absolute path or else its name; None where one has none."""
+    """The entries of two fingerprints with the same place, by its absolute path or else its name, or else with the same
+    contents; None where one has none."""
 
     def absolute(entry: DataEntry) -> str | None:
         return entry["path"] if entry["of"] == "/" else entry.get("absolute")
 
     left = {(entry["of"], entry["path"]): entry for entry in before}
     at = {path: key for key, entry in left.items() if (path := absolute(entry)) is not None}
+    moved = list[DataEntry]()
     for entry in now:
         key = at.get(absolute(entry) or "", (entry["of"], entry["path"]))
-        yield left.pop(key, None), entry
+        if key in left:
+            yield left.pop(key), entry
+        else:
+            moved.append(entry)
+    for entry in moved:
+        alike = (key for key, other in left.items() if other["sha256"] == entry["sha256"])
+        yield left.pop(next(alike, ("", "")), None), entry
     yield from ((entry, None) for entry in left.values())
 
 

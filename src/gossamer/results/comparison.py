@@ -26,7 +26,7 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.fingerprint import files_of
-from gossamer.results.folder import versions
+from gossamer.results.folder import computers, versions
 from gossamer.results.formatting import (
     NOTHING,
     Table,
@@ -773,13 +773,18 @@ def _origins(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
     found: dict[str, dict[str, list[Run]]] = {}
     for run in runs:
         for environment in (run.environment, *run.environment.get("resumed", [])):
-            origins = {**versions(environment), "machine": environment.get("machine", {}).get("host")}
+            of_computers = dict[str, dict[str, None]]()  # the values of all computers of the run, sorted
+            for one in computers(environment):
+                for what, value in {**versions(one), "machine": one.get("machine", {}).get("host")}.items():
+                    if value is not None:
+                        of_computers.setdefault(what, {})[value] = None
+            origins = {what: ", ".join(sorted(values)) for what, values in of_computers.items()}
             if (recorded := environment.get("fingerprint")) is not None:
                 hashes = {f"module {name}": hash_ for name, hash_ in recorded["code"].items()}
                 hashes |= files_of(recorded["data"])
                 origins |= {name: hash_[:8] for name, hash_ in hashes.items()}
             for what, value in origins.items():
-                if value is not None and run not in (of := found.setdefault(what, {}).setdefault(value, [])):
+                if run not in (of := found.setdefault(what, {}).setdefault(value, [])):
                     of.append(run)
     return found
 

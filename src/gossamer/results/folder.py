@@ -193,6 +193,14 @@ def environment(
     return {
         "command": [text.encode(errors="surrogateescape").decode(errors="replace") for text in command],
         "started": datetime.now(UTC).isoformat(),
+        **this_computer(computes_here=computes_here),
+        **({} if fingerprint is None else {"fingerprint": fingerprint}),
+    }
+
+
+def this_computer(*, computes_here: bool = True) -> dict[str, Any]:
+    """The part of an environment that is of this machine, and of what is installed here."""
+    return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "machine": {
@@ -204,14 +212,29 @@ def environment(
         },
         "numerics": numerics.describe(computes_here=computes_here),
         "packages": _versions(),
-        **({} if fingerprint is None else {"fingerprint": fingerprint}),
     }
+
+
+def record_workers(folder: Path, workers: Sequence[Mapping[str, Any]]) -> None:
+    """Write to ``environment.json`` which workers compute the run since it began or was resumed."""
+    recorded = read_environment(folder)
+    if resumed := recorded.get("resumed"):
+        recorded["resumed"] = [*resumed[:-1], {**resumed[-1], "workers": workers}]
+    else:
+        recorded["workers"] = workers
+    write_json(folder / "environment.json", recorded)
 
 
 def latest(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a recorded environment that is of the last time that the run began or was resumed."""
     environments: Sequence[Mapping[str, Any]] = recorded.get("resumed") or [recorded]
     return environments[-1]
+
+
+def computers(recorded: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The parts of an environment that describe what has computed: its workers, or else the machine itself."""
+    workers: Sequence[Mapping[str, Any]] | None = recorded.get("workers")
+    return workers or [recorded]
 
 
 def versions(recorded: Mapping[str, Any]) -> dict[str, str]:

@@ -145,6 +145,17 @@ def some(names: Sequence[str], most: int = 6) -> str:
     return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as numbers and ranges, such as "0-3, 7"."""
+    ranges = list[list[int]]()
+    for rank in sorted(ranks):
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
 def at_least(text: str, *, exact: bool) -> str:
     """A number as text, with a word if there may have been more."""
     return text if exact or text == NOTHING else f"at least {text}"

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results import tidy
 from gossamer.results.comparison import Comparison
-from gossamer.results.folder import latest, write_text, writing
+from gossamer.results.folder import computers, latest, versions, write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
     at_least,
@@ -29,6 +29,7 @@ from gossamer.results.formatting import (
     itemized,
     metric_title,
     point_text,
+    ranks_text,
     rounds_text,
     seconds_text,
     value_text,
@@ -84,13 +85,22 @@ def render(
     groups = group_runs(runs) if groups is None else groups
     names = labels(runs, statuses=False)
     mains = [main for main in dict.fromkeys(map(tidy.main_metric, runs)) if main is not None]
-    numerics = latest(runs[0].environment).get("numerics")
+    computing = [one["numerics"] for one in computers(latest(runs[0].environment)) if "numerics" in one]
+    processors = [*dict.fromkeys(map(summary_of_numerics, computing))]
     return pages.get_template("report.html").render(
         title=" · ".join(dict.fromkeys(map(_title, runs))) + (ended(runs[0]) if len(runs) == 1 else ""),
-        numerics=None if numerics is None else summary_of_numerics(numerics),
+        numerics=" and ".join(processors)
+        if len(processors) < 3
+        else f"{len(processors)} kinds of processors",
         shared=_shared(runs),
         runs=[
-            {"run": run, "name": name, "figures": _figures(run, mains), "events": _events(run)}
+            {
+                "run": run,
+                "name": name,
+                "figures": _figures(run, mains),
+                "events": _events(run),
+                "workers": _workers(run),
+            }
             for run, name in zip(runs, names, strict=True)
         ],
         experiment=(runs[0].path / "experiment.yaml").read_text(encoding="utf-8"),
@@ -199,6 +209,20 @@ def _events(run: Run) -> list[dict[str, Any]]:
         pl.col("detail").drop_nulls().first().fill_null(""),
     )
     return kinds.to_dicts()
+
+
+def _workers(run: Run) -> list[tuple[str, ...]]:
+    """A row for each worker, since the run began or was resumed: its name, machine, nodes, processor and versions."""
+    return [
+        (
+            worker.get("worker", NOTHING),
+            worker.get("machine", {}).get("host", NOTHING),
+            ranks_text(worker.get("ranks", [])),
+            summary_of_numerics(worker["numerics"]) if "numerics" in worker else NOTHING,
+            ", ".join(f"{name} {version}" for name, version in versions(worker).items()),
+        )
+        for worker in latest(run.environment).get("workers", [])
+    ]
 
 
 def _named(nodes: Sequence[int]) -> str:

@@ -41,14 +41,28 @@ class RecordedExperiment(TypedDict, total=False):
     engine: str | dict[str, Any]
 
 
-class Origin(TypedDict, total=False):
-    """Where a run was computed, and from what."""
+class Computer(TypedDict, total=False):
+    """A machine that computes a run, and with what."""
 
     python: str
     machine: dict[str, Any]
     numerics: dict[str, Any]
     packages: dict[str, Any]
+
+
+class OfWorker(Computer, total=False):
+    """A worker that has computed some nodes of a run, at another address than other machines may know it by."""
+
+    worker: str
+    address: str
+    ranks: list[Rank]
+
+
+class Origin(Computer, total=False):
+    """Where a run was computed, and from what: by ``workers``, if there are any, or else by this computer."""
+
     fingerprint: Fingerprint
+    workers: list[OfWorker]
 
 
 class Environment(Origin, total=False):

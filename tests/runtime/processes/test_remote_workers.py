@@ -271,6 +271,7 @@ def test_unreachable_worker_keeps_its_rows_and_delivers_them(
     assert cable.connections >= 4
     gone, back = (sum(words in text for text in observer.texts) for words in ("is out of reach", "is back"))
     assert gone >= back >= 2  # (a worker that leaves at the end may look out of reach)
+    assert run.events.filter(event="worker-back").height == back
     assert same(run, undisturbed(described, tmp_path))
     rows = run.metrics.filter(run.metrics["node"] >= 0)
     assert rows.height == 4 * 21  # at rounds 0, 2, ..., 40, each once
@@ -331,7 +332,7 @@ def test_worker_with_other_code_or_data_is_refused(
     monkeypatch.chdir(here / "one")
     described = experiment(task="movielens", algorithm="labs:Own", data_root="root", stop={"rounds": 2})
     run = gossamer.run(described, here, observer=observer, listen=listen)
-    what = "module labs and data_root/movielens/ml-latest-small/ratings.csv"
+    what = f"module labs ({here}/two/labs.py) and data_root/movielens/ml-latest-small/ratings.csv"
     text = f"worker 1 (127.0.0.1) is refused: it has other code or data than the coordinator: {what}"
     assert run.status == "done"
     assert text in observer.texts

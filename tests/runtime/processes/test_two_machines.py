@@ -66,4 +66,7 @@ def test_sixteen_nodes_on_two_machines(machines: Lab, tmp_path: Path) -> None:
     assert recorded.parameters is not None
     assert alike.parameters is not None
     assert torch.equal(recorded.parameters, alike.parameters)
-    assert recorded.events.is_empty()
+    assert set(recorded.events["event"]) == {"worker-joined", "placed"}
+    placed = {worker["address"]: worker["ranks"] for worker in recorded.environment["workers"]}
+    assert set(placed) == {machines.address(name) for name in ("alice", "bob")}
+    assert sorted(placed.values()) == [[*range(8)], [*range(8, 16)]]

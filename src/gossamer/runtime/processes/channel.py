@@ -205,7 +205,7 @@ class Session(Generic[M]):
 
     Messages are numbered in order. Each end keeps its messages until the other end acknowledges them, and
     sends the remaining ones again on the next connection. So no message is lost or arrives twice.
-    ``received`` counts the messages received."""
+    ``received`` counts the messages received, and ``heard`` also signs of life."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Session(Generic[M]):
         self._acknowledged = 0
         self._kept: deque[bytes] = deque()  # the messages sent since
         self.channel: SelectorChannel[M | Acknowledge] | None = None
-        self.received = 0
+        self.received = self.heard = 0
 
     def attach(self, end: socket.socket, received: int, *first: ProtocolMessage) -> None:
         """Continue on a new connection, whose other end has received ``received`` messages."""
@@ -234,6 +234,11 @@ class Session(Generic[M]):
         if self.channel is not None:
             self.channel.write(self._kept[-1])
 
+    def show_life(self) -> None:
+        """Let the other end hear something."""
+        if self.channel is not None:
+            self.channel.send(Acknowledge(self.received))
+
     @property
     def settled(self) -> bool:
         """Whether all messages have arrived, or there is no connection."""
@@ -248,6 +253,7 @@ class Session(Generic[M]):
             self._acknowledged += 1
 
     def _take(self, message: M | Acknowledge) -> None:
+        self.heard += 1
         if isinstance(message, Acknowledge):
             self._acknowledge(message.count)
             return

@@ -50,6 +50,8 @@ class ProcessesEngine:
                     "compute: steps take their real time;"
                     " with engine.pace=true, at least that of the compute profile"
                 )
+            if listen is not None and (root := experiment.data_root) is not None and not root.is_dir():
+                raise BadInput(f"data_root: {root} is not a folder; accepted: null, or a folder")
             self._setup = prepare(experiment)
             if isinstance(self._server, ForkServer):
                 _check(self._server, experiment)

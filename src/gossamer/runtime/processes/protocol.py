@@ -19,7 +19,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Meta, structs
@@ -53,6 +53,7 @@ Number = Annotated[int, Meta(ge=0, lt=2**31)]
 """The number of a checkpoint, or of a node's start."""
 Line = Annotated[str, Meta(max_length=MAX_LINE)]
 Lines = Annotated[list[Line], Meta(max_length=MAX_LINES)]
+Names = Annotated[dict[Line, Line], Meta(max_length=MAX_LINES)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
 
 
@@ -80,6 +81,13 @@ def line(text: str, longest: int = MAX_LINE) -> str:
 def lines(texts: Sequence[str]) -> list[str]:
     """The first texts, each in one line."""
     return [line(text) for text in texts[:MAX_LINES]]
+
+
+def _in_lines(value: Any) -> Any:
+    """A value of mappings with all text in it in clean lines."""
+    if isinstance(value, dict):
+        return {line(name): _in_lines(item) for name, item in value.items()}
+    return line(value) if isinstance(value, str) else value
 
 
 def report_every_s(nodes: int) -> float:
@@ -493,8 +501,40 @@ class NodeReport(ProtocolMessage):
     files: dict[Line, bytes] = {}  # by their path in the run's folder
 
 
+class _Machine(TypedDict):
+    host: Line
+    architecture: Line
+    cpus: int | None
+    gpus: int
+
+
+class _Numerics(TypedDict):
+    processor: Line
+    kernels: Line
+    mkl: Line | None
+    settings: Names
+
+
+class Computer(TypedDict):
+    """The machine of a worker and what is installed there, as in ``environment.json``
+    (:func:`~gossamer.results.folder.this_computer`), with the packages that the experiment names."""
+
+    python: Line
+    platform: Line
+    machine: _Machine
+    numerics: _Numerics
+    packages: Names
+
+
 class Prepared(ProtocolMessage):
-    """The worker has prepared its :class:`Job`, or found no problem (:class:`Check`)."""
+    """The worker has prepared its :class:`Job`, or found no problem (:class:`Check`). From another machine, it says what
+    computes there, and which data could not be compared with the coordinator's."""
+
+    computer: Computer | None = None
+    not_compared: Lines = []
+
+    def __post_init__(self) -> None:
+        self.computer, self.not_compared = _in_lines(self.computer), lines(self.not_compared)
 
 
 class Differs(ProtocolMessage):

@@ -15,6 +15,7 @@ import pytest
 
 from gossamer.results import folder as results_folder
 from gossamer.runtime.processes.channel import Session, Violation
+from gossamer.runtime.processes.coordinator import workers as module
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, _Worker
 from gossamer.runtime.processes.protocol import Event, FromWorker, JoinRequest, NodeReport, Saved
@@ -34,7 +35,9 @@ class Scene:
         workers: Any = JoinedWorkers.__new__(JoinedWorkers)
         workers._workers, workers._at = {"a": self.worker}, {1: self.worker, 2: self.worker}
         workers._incarnations, workers._closing, workers._model_bytes = {}, False, 0
-        workers._emit, workers._say, workers._silent_s = self.heard.append, self.notices.append, 10.0
+        workers._emit, workers._silent_s, workers._looked_at = self.heard.append, 10.0, 0.0
+        workers._record = lambda kind, text: self.notices.append(f"{kind}: {text}")
+        workers._known = [self.worker]
         workers._folder = SimpleNamespace(path=folder)
         workers._listener = SimpleNamespace(proof=lambda *parts: b"", drop_silent=lambda: None)
         self.workers: JoinedWorkers = workers
@@ -97,5 +100,29 @@ def test_worker_that_returns_with_a_wrong_count_stays_away(
     with pytest.raises(Violation, match="acknowledged 7 messages of 0"):
         scene.workers._admit(JoinRequest("v", "a", 2, 7, b"n", b"p"), "host", lambda: scene.ours)
     assert scene.ours.fileno() == -1
-    scene.workers.drop_silent()
+    scene.workers.look_after()
     assert [report.rank for report in scene.heard] == [1, 2]
+
+
+def test_silence_within_the_limit_is_recorded_once_it_is_over(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not while the coordinator itself was stopped, nor for a worker that loads its data."""
+    clock = [100.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def passes(seconds: float, *, heard: bool) -> None:
+        clock[0] += seconds
+        scene.session.heard += heard
+        scene.workers.look_after()
+
+    for ready in (False, True):
+        scene.worker.ready = ready
+        passes(0.5, heard=True)
+        for _ in range(10):
+            passes(0.5, heard=False)
+        passes(0.5, heard=True)
+    assert scene.notices == ["worker-silent: worker 1 was not heard from for 5 s"]
+    passes(60.0, heard=False)  # the coordinator was stopped
+    passes(0.5, heard=True)
+    assert len(scene.notices) == 1

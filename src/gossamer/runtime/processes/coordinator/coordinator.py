@@ -79,8 +79,7 @@ class Coordinator:
         self._checks = Checks(setup, checkpoint, local=self._local)
         self._workers: Workers
         if isinstance(server, WorkerListener):
-            refused = partial(self.record, None, "refused")
-            self._workers = JoinedWorkers(server, min_workers, refused, *common)
+            self._workers = JoinedWorkers(server, min_workers, partial(self.record, None), *common)
         else:
             self._workers = LocalWorker(server, *common)
         self._lifecycle = Lifecycle(setup, None if checkpoint is None else checkpoint.rounds)
@@ -232,7 +231,7 @@ class Coordinator:
         now = time.monotonic()
         if now - self._reported_at > PROGRESS_S:
             self._reported_at = now
-            self._workers.drop_silent()
+            self._workers.look_after()
             if rounds := [self._lifecycle.nodes[rank].round for rank in self._lifecycle.awaited()]:
                 self._time_s = max(self._time_s, self._clock.now())
                 self._observer.progress(extrapolated(rounds, self._setup.experiment.nodes), self._time_s)

@@ -16,8 +16,9 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,21 @@ from gossamer import files
 from gossamer.config import Experiment, Processes
 from gossamer.errors import BadInput, RecordError, RunFailed
 from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
-from gossamer.results.folder import RunFolder, atomic, run_id
-from gossamer.results.formatting import some
+from gossamer.results.folder import (
+    RunFolder,
+    atomic,
+    read_environment,
+    record_workers,
+    run_id,
+    this_computer,
+)
+from gossamer.results.formatting import ranks_text, some
 from gossamer.results.recorder import TIMELINE
 from gossamer.results.schema import TimelineRow
 from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Session, keep_alive
+from gossamer.runtime.processes.coordinator.computers import in_words, new_numerics, unlike
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, FromProcess, FromWorker, NodeReport, Violation, line
@@ -42,6 +51,8 @@ from gossamer.runtime.processes.security import issue
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
+SILENCE_S = 3.0
+"""Seconds without a sign of life after which a worker's silence is recorded once it is over."""
 SPARE_WORKERS = 256
 """Workers that may join in addition to one for each node."""
 CLOSE_S = 5.0
@@ -58,6 +69,18 @@ class _Worker:
     joined_at: float = field(default_factory=time.monotonic)
     ready: bool = False
     away: float | None = None  # since when it has been out of reach
+    address: str = ""
+    computer: protocol.Computer | None = None
+    ranks: set[int] = field(default_factory=set)  # those that it has computed, on record
+    new: set[int] = field(default_factory=set)  # further ones that it computes
+    heard: int = 0  # signs of life at the last look
+    silent_s: float = 0.0  # since then, as far as the coordinator was not busy itself
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The worker in ``environment.json``."""
+        of_worker = {"worker": self.name, "address": self.address, "ranks": sorted(self.ranks)}
+        return {**of_worker, **(self.computer or {})}
 
 
 class Workers(ABC):
@@ -113,8 +136,8 @@ class Workers(ABC):
         match message:
             case _ if self._closing:
                 return
-            case protocol.Prepared():
-                worker.ready = True
+            case protocol.Prepared() if not worker.ready:
+                self._prepared(worker, message)
             case protocol.Refused() | protocol.Differs() if worker.ready:
                 raise Violation(f"{type(message).__name__} after it had prepared the run")
             case protocol.Refused(problems=problems):
@@ -128,6 +151,9 @@ class Workers(ABC):
                 if model is not None and len(model) != self._model_bytes:
                     raise Violation(f"a model of {len(model)} bytes of node {rank}")
                 self._emit(message)
+
+    def _prepared(self, worker: _Worker, message: protocol.Prepared) -> None:
+        worker.ready = True
 
     def _refuse(self, worker: _Worker, why: str) -> None:
         """Go on without a worker that can't take part."""
@@ -196,6 +222,7 @@ class Workers(ABC):
             worker = self._worker_of(command.rank)
             assert worker is not None, "the lifecycle has checked that there is room"
             self._at[command.rank] = worker
+            worker.new |= {command.rank} - worker.ranks
             worker.session.send(self._with_files(command))
         elif (worker := self._at[command.rank]) in self._workers.values():
             worker.session.send(command)
@@ -205,8 +232,8 @@ class Workers(ABC):
         return fork
 
     @abstractmethod
-    def drop_silent(self) -> None:
-        """Drop workers that have been silent for too long."""
+    def look_after(self) -> None:
+        """Drop workers that have been silent for too long, and record what has happened to the others."""
 
     def close(self, reason: str) -> None:
         """Tell all workers that the run is over, within :data:`CLOSE_S` seconds."""
@@ -243,22 +270,24 @@ class LocalWorker(Workers):
             wait()
         self._at = dict.fromkeys(range(self._nodes), worker)
 
-    def drop_silent(self) -> None:
+    def look_after(self) -> None:
         """The end of the fork server is noticed at once."""
 
 
 class JoinedWorkers(Workers):
     """The workers that join over the network, which get all files and keys that they need. The run starts with at
-    least ``min_workers`` workers, once they have slots for all nodes. ``refused`` records a worker that does not
-    know the token, or has other code or data."""
+    least ``min_workers`` workers, once they have slots for all nodes. ``record`` takes the kind and the text of an event."""
 
     def __init__(
-        self, listener: WorkerListener, min_workers: int, refused: Callable[[str], None], *arguments: Any
+        self, listener: WorkerListener, min_workers: int, record: Callable[[str, str], None], *arguments: Any
     ) -> None:
         super().__init__(*arguments)
-        self._listener, self._min_workers, self._refused = listener, min_workers, refused
-        self._silent_s = self._job.reconnect_s
-        self._joined = 0  # workers so far
+        self._listener, self._min_workers, self._record = listener, min_workers, record
+        self._silent_s, self._looked_at = self._job.reconnect_s, time.monotonic()
+        self._began = False  # whether each rank has a worker
+        environment = {**this_computer(), "fingerprint": self._setup.fingerprint}
+        self._computer: Mapping[str, Any] = environment
+        self._known: list[_Worker] = []  # all that have joined
         self._incarnations: dict[int, int] = {}
         self._identities = [issue() for _ in range(self._nodes)]
         text, contents = packed(self._setup.experiment)
@@ -270,7 +299,7 @@ class JoinedWorkers(Workers):
         self._job = structs.replace(
             self._job, experiment=text, folder=None, files=contents, certificates=certificates
         )
-        listener.open(self._selector, self._admit, refused)
+        listener.open(self._selector, self._admit, partial(record, "refused"))
 
     def _file(self, path: Path) -> dict[str, bytes]:
         data = files.read(path, files.MAX_ROWS_BYTES, self._folder.path, "a checkpoint")
@@ -289,11 +318,14 @@ class JoinedWorkers(Workers):
         end = release()
         keep_alive(end, self._silent_s)
         if worker is None:
-            self._joined += 1
-            worker = self._new(join.session, f"worker {self._joined} ({host})", join.slots)
-            self._say(f"{worker.name} has joined with {_counted(worker.slots, 'slot')}")
+            name = f"worker {len(self._known) + 1} ({host})"
+            worker = self._new(join.session, name, join.slots)
+            worker.address = host
+            self._known.append(worker)
+            self._record("worker-joined", f"{worker.name} has joined with {_counted(worker.slots, 'slot')}")
         else:
-            self._say(f"{worker.name} is back")
+            gone_s = "" if worker.away is None else f", after {time.monotonic() - worker.away:.1f} s"
+            self._record("worker-back", f"{worker.name} is back{gone_s}")
         proof = self._listener.proof("coordinator", join.nonce)
         welcome = protocol.Welcome(proof, worker.session.received, time.monotonic())
         try:
@@ -301,13 +333,13 @@ class JoinedWorkers(Workers):
         except Violation:
             end.close()
             raise
-        worker.away = None
+        worker.away, worker.silent_s = None, 0.0
         return None
 
     def _refuse(self, worker: _Worker, why: str) -> None:
         # Its connection stays open until it has heard that its message has arrived.
         del self._workers[next(name for name, other in self._workers.items() if other is worker)]
-        self._refused(f"{worker.name} is refused: {why}")
+        self._record("refused", f"{worker.name} is refused: {why}")
 
     def _disconnected(self, session_name: str, error: str | None) -> None:
         if self._closing or session_name not in self._workers:
@@ -317,27 +349,72 @@ class JoinedWorkers(Workers):
         else:
             worker = self._workers[session_name]
             worker.away = time.monotonic()
-            self._say(f"{worker.name} is out of reach")
+            self._record("worker-away", f"{worker.name} is out of reach")
 
     def _lose(self, session_name: str, why: str) -> None:
         """A worker is gone for good, and its nodes with it."""
         worker = self._workers.pop(session_name)
         worker.session.close()
         text = f"{worker.name} is lost: {why}"
-        self._say(text)
+        self._record("worker-lost", text)
         for rank in sorted(rank for rank, home in self._at.items() if home is worker):
             self._emit(NodeReport(rank, self._incarnations.get(rank, 0), protocol.Exited(text)))
 
-    def drop_silent(self) -> None:
-        """Drop strangers and workers that have been silent for too long."""
+    def look_after(self) -> None:
         self._listener.drop_silent()
+        now = time.monotonic()
+        passed_s, self._looked_at = min(now - self._looked_at, 1.0), now
         for session_name, worker in list(self._workers.items()):
-            if worker.away is not None and time.monotonic() > worker.away + self._silent_s:
-                self._lose(session_name, f"it was out of reach for {self._silent_s:g} s")
+            if worker.away is not None:
+                if now > worker.away + self._silent_s:
+                    self._lose(session_name, f"it was out of reach for {self._silent_s:g} s")
+            elif worker.session.heard == worker.heard and worker.ready:
+                worker.silent_s += passed_s
+            else:
+                if worker.silent_s > SILENCE_S:
+                    text = f"{worker.name} was not heard from for {worker.silent_s:.0f} s"
+                    self._record("worker-silent", text)
+                worker.heard, worker.silent_s = worker.session.heard, 0.0
+        self._announce()
 
     def close(self, reason: str) -> None:
         self._listener.close()
+        self._announce()
         super().close(reason)
+
+    # --- who computes
+
+    def _prepared(self, worker: _Worker, message: protocol.Prepared) -> None:
+        super()._prepared(worker, message)
+        worker.computer = message.computer
+        if apart := message.not_compared:
+            text = f"read only by {worker.name} or only by the coordinator, so not compared: {some(apart)}"
+            self._record("not-compared", text)
+        if self._began:
+            self._compare([worker])
+
+    def _compare(self, workers: Iterable[_Worker]) -> None:
+        """Say and record that workers compute otherwise than the coordinator, or than those of a run that continues."""
+        known = [worker.record for worker in workers if worker.computer is not None]
+        if (text := unlike(self._computer, known)) is not None:
+            self._record("unlike", text)
+        if self._resumed_from is not None:
+            recorded = read_environment(self._folder.path)
+            before = {**recorded, "resumed": recorded.get("resumed", [])[:-1]}
+            if (text := new_numerics(before, known)) is not None:
+                self._say(text)
+
+    def _announce(self) -> None:
+        """Say and record which nodes have been given to which workers."""
+        if not (given := [worker for worker in self._known if worker.new]):
+            return
+        for worker in given:
+            nodes = f"node{'s' * (len(worker.new) > 1)} {ranks_text(worker.new)}"
+            what = "" if worker.computer is None or worker.ranks else f": {in_words(worker.computer)}"
+            self._record("placed", f"{worker.name} has {nodes}{what}")
+            worker.ranks |= worker.new
+            worker.new.clear()
+        record_workers(self._folder.path, [worker.record for worker in self._known if worker.ranks])
 
     # --- nodes
 
@@ -360,7 +437,12 @@ class JoinedWorkers(Workers):
         for worker in workers.values():
             before += worker.slots
             until = -(-self._nodes * before // total)  # rounded up: never more than its slots
-            self._at |= dict.fromkeys(range(len(self._at), until), worker)
+            ranks = range(len(self._at), until)
+            self._at |= dict.fromkeys(ranks, worker)
+            worker.new.update(ranks)
+        self._began = True
+        self._announce()
+        self._compare(workers.values())
 
     def _check_silence(self) -> None:
         assert isinstance(self._setup.experiment.engine, Processes)

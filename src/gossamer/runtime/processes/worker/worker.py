@@ -32,7 +32,7 @@ from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, RunFailed
 from gossamer.fingerprint import differences
 from gossamer.learning.malloc import keep_freed_memory
-from gossamer.results.folder import RunFolder
+from gossamer.results.folder import RunFolder, this_computer
 from gossamer.results.formatting import some
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import (
@@ -64,6 +64,8 @@ CONNECT_S, HANDSHAKE_S = 1.0, 10.0
 """Timeouts, in seconds, for connecting and for the coordinator's answer to a worker that joins."""
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
+SIGN_S = 1.0
+"""Seconds between two signs of life for the coordinator."""
 SILENT_S = 30.0
 """Seconds without an answer after which a connection is dropped, until the job sets them
 (``failures.detection_s``)."""
@@ -151,15 +153,20 @@ class Worker:
         except BadInput as error:
             self._session.send(Refused(list(error.problems)))
             return
-        if job.fingerprint is not None and (what := differences(job.fingerprint, setup.fingerprint)):
-            self._differs = what
-            self._session.send(protocol.Differs(what))
-            return
+        apart = list[str]()
+        if job.fingerprint is not None:
+            what, apart = differences(job.fingerprint, setup.fingerprint)
+            if what:
+                self._differs = what
+                self._session.send(protocol.Differs(what))
+                return
+        computer: Any = this_computer()
+        computer["packages"] = {**computer["packages"], **setup.fingerprint["packages"]}
         resources = ComputeResources(setup)
         resources.warm_up()
         run = RunFolder.open(folder)
         self._pool = ProcessPool(setup, run, resources, job, self._selector, self._relay, self._host)
-        self._session.send(protocol.Prepared())
+        self._session.send(protocol.Prepared(computer, apart))
 
     def _folder(self, job: Job) -> Path:
         assert job.folder is not None, "the coordinator is on this machine"
@@ -209,9 +216,12 @@ def run_worker(
     seconds.
 
     Raises:
+        BadInput: if ``data_root`` is not a folder.
         RunFailed: if the coordinator refuses this worker, can't be reached, or is lost.
     """
     check_supported()
+    if data_root is not None and not Path(data_root).is_dir():
+        raise BadInput(f"--data-root {data_root}: accepted: a folder of this machine")
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     remove_abandoned_folders()
     with own_folder() as folder:
@@ -271,11 +281,15 @@ class JoinedWorker(Worker):
         self._end: socket.socket | None = None  # the newest connection to the coordinator
         # While there is no connection: when to try again, and until when.
         self._retry_at, self._deadline = 0.0, time.monotonic() + wait_s
+        self._sign_at = 0.0  # when to show the next sign of life
 
     def run(self) -> None:
         while self._over is None and not (self._differs and self._session.settled):
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
+            if time.monotonic() > self._sign_at:
+                self._sign_at = time.monotonic() + SIGN_S
+                self._session.show_life()
             self.serve()
         if self._differs:
             raise RunFailed(
@@ -338,8 +352,9 @@ class JoinedWorker(Worker):
         raw = super()._experiment(job)
         if self._data_root is not None:
             raw["data_root"] = str(Path(self._data_root).resolve())
-        elif raw.get("data_root") is not None and not Path(raw["data_root"]).is_dir():
-            raw["data_root"] = None
+        elif (root := raw.get("data_root")) is not None and not Path(root).is_dir():
+            accepted = "gossamer worker --data-root with the folder that this machine has instead"
+            raise BadInput(f"data_root: {root} is not a folder here; accepted: {accepted}")
         return raw
 
     def _relay(self, report: NodeReport) -> None:

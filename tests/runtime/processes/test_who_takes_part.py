@@ -1,0 +1,254 @@
+"""Who takes part in a run of several machines: differences in code and data are refused by name, and the record says which
+worker computed which nodes, with what, and when it was away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import gossamer
+from gossamer import Experiment
+from gossamer.results.observer import Observer
+from gossamer.results.report import render
+from gossamer.runtime.processes.coordinator.computers import new_numerics, unlike
+from gossamer.runtime.processes.fork_server import Listen
+from gossamer.runtime.processes.worker.worker import run_worker
+from worker_fleet import TOKEN, Fleet, free_port
+
+ALGORITHM = """
+from gossamer import Algorithm
+
+class Lazy(Algorithm):
+    local_steps: int = 1
+
+    async def run(self, node):
+        async for r in node.rounds():
+            await node.train(self.local_steps)
+            peers = await node.neighbors(r)
+            node.broadcast(peers, node.parameters, tag=r)
+            await node.mix(await node.gather(peers, tag=r), node.mixing_weights(r))
+"""
+TASK = """
+from pathlib import Path
+import numpy as np
+import torch
+from gossamer.tasks import Task
+
+def load(data_root=None):
+    tables = [np.loadtxt(path, delimiter=",", dtype=np.float32) for path in sorted(Path(data_root).glob("*.csv"))]
+    rows = torch.from_numpy(np.concatenate(tables))
+    x, y = rows[:, :2].contiguous(), rows[:, 2].long()
+    owners = torch.arange(len(tables)).repeat_interleave(len(tables[0]))
+    loss = torch.nn.functional.cross_entropy
+    return Task(model=lambda: torch.nn.Linear(2, 4), train=(x, y), test=(x, y), loss=loss, groups=owners)
+"""
+NODES = 3
+
+
+def write_machine(folder: Path, *, steps: str = "", shift: int = 0, missing: int | None = None) -> None:
+    """The code and the data of a machine: one file of measurements for each node."""
+    (folder / "data").mkdir(parents=True)
+    (folder / "lazy.py").write_text(ALGORITHM.replace("self.local_steps)", f"self.local_steps{steps})"))
+    (folder / "sensors.py").write_text(TASK)
+    for owner in range(NODES):
+        if owner != missing:
+            rows = [f"{k}.0,{owner}.5,{(k + owner + shift * (owner == 1)) % 3}" for k in range(6)]
+            (folder / "data" / f"sensor-{owner}.csv").write_text("\n".join(rows))
+
+
+def experiment(**changes: Any) -> Experiment:
+    fields: dict[str, Any] = {
+        "name": "machines",
+        "nodes": NODES,
+        "task": "sensors:load",
+        "partition": "iid",
+        "topology": "complete",
+        "algorithm": "lazy:Lazy",
+        "batch_size": 4,
+        "data_root": "data",
+        "evaluation": {"every_rounds": 1},
+        "failures": {"detection_s": 3.0},
+        "stop": {"rounds": 2},
+        "engine": {"name": "processes", "trainer": "sequential"},
+    }
+    return Experiment.of({**fields, **changes})
+
+
+class Says(Observer):
+    """Keeps messages to the user, and acts once when one has some words."""
+
+    def __init__(self, *acts: tuple[str, int, Callable[[], object]]) -> None:
+        self.texts: list[str] = []
+        self._acts = list(acts)  # (words, the number of texts with them, what to do then)
+
+    def say(self, text: str) -> None:
+        self.texts.append(text)
+        for words, count, act in list(self._acts):
+            if sum(words in text for text in self.texts) >= count:
+                self._acts.remove((words, count, act))
+                act()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def listen() -> Listen:
+    return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)
+
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(fleet: Fleet, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start a worker on a machine: in its folder, with its data."""
+
+    def worker(machine: str, *options: str, slots: int = 2) -> int:
+        with monkeypatch.context() as there:
+            there.chdir(here / machine)
+            root = ("--data-root", str(here / machine / "data"))
+            return fleet.start(listen.address, "--wait", "60", *(options or root), slots=slots)
+
+    write_machine(here / "a")
+    monkeypatch.chdir(here / "a")
+    monkeypatch.syspath_prepend(here / "a")
+    yield worker
+
+
+def details(events: pl.DataFrame, kind: str) -> list[str]:
+    return events.filter(event=kind)["detail"].to_list()
+
+
+def test_other_code_and_other_data_are_refused_by_name(
+    start: Start, fleet: Fleet, listen: Listen, here: Path
+) -> None:
+    """Also labels of one file that are shifted, and a file that is missing, which an own task may not notice."""
+    write_machine(here / "b", steps=" + 3")
+    write_machine(here / "c", shift=1)
+    write_machine(here / "d", missing=2)
+    write_machine(here / "e")
+    refused = [start(machine) for machine in "bcd"]
+    good: list[int] = []
+    others = Says(("is refused", 3, lambda: good.extend(start(machine) for machine in "ae")))
+    run = gossamer.run(experiment(), here, observer=others, listen=listen)
+    assert run.status == "done"
+    what = [
+        f"module lazy ({here}/b/lazy.py)",
+        "data_root/sensor-1.csv",
+        "data_root/sensor-2.csv (missing)",
+    ]
+    told = details(run.events, "refused")
+    for text in what:
+        assert (
+            sum(refusal.endswith(f"other code or data than the coordinator: {text}") for refusal in told) == 1
+        )
+        assert any(refusal in others.texts for refusal in told)
+        assert f"refuses this worker, which has other code or data: {text}" in fleet.said()
+    assert [fleet.wait(pid) for pid in refused] == [1, 1, 1]
+    assert [fleet.wait(pid) for pid in good] == [0, 0]
+
+
+def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Listen, here: Path) -> None:
+    for _ in range(2):
+        start("a")
+    run = gossamer.run(experiment(), here, observer=(observer := Says()), listen=listen)
+    first, second = run.environment["workers"]
+    assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
+    for worker in (first, second):
+        assert worker["address"] == "127.0.0.1"
+        for part in ("python", "platform", "machine", "numerics"):  # both are this machine
+            assert worker[part] == {**run.environment, "numerics": worker["numerics"]}[part]
+        assert worker["packages"].items() >= run.environment["packages"].items()
+    versions = f"gossamer {gossamer.__version__}"
+    placed = details(run.events, "placed")
+    assert [text.partition(":")[0] for text in placed] == [
+        "worker 1 (127.0.0.1) has nodes 0-1",
+        "worker 2 (127.0.0.1) has node 2",
+    ]
+    for text in placed:
+        assert text in observer.texts
+        assert first["machine"]["host"] in text
+        assert first["numerics"]["processor"] in text
+        assert versions in text
+    assert len(details(run.events, "worker-joined")) == 2
+    assert details(run.events, "unlike") == []
+    page = render([run])
+    assert '<section id="machines"><h2>Machines</h2>' in page
+    assert '<tr><th scope="row">worker 1 (127.0.0.1)</th>' in page
+
+
+def test_folder_of_data_that_is_missing_is_refused(
+    start: Start, fleet: Fleet, listen: Listen, here: Path
+) -> None:
+    """By both ends, and not taken as none, with which a task may read something else."""
+    (here / "elsewhere").mkdir()
+    root = here / "a" / "data"
+    for name in ("lazy.py", "sensors.py"):
+        (here / "elsewhere" / name).write_text((here / "a" / name).read_text())
+    moved = here / "moved"
+
+    def replace() -> None:
+        moved.rename(root)
+        for _ in range(2):
+            start("a")
+
+    described, observer = experiment(), Says(("is refused", 1, replace))
+    pid = start("elsewhere", "--quiet")
+    observer._acts.insert(0, ("nodes, ", 1, lambda: root.rename(moved)))
+    observer.start = lambda description: observer.say("3 nodes, prepared")  # type: ignore[method-assign]
+    run = gossamer.run(described, here, observer=observer, listen=listen)
+    assert run.status == "done"
+    assert fleet.wait(pid) == 1
+    text = f"data_root: {root} is not a folder here; accepted: gossamer worker --data-root"
+    assert text in fleet.said()
+    assert text in details(run.events, "refused")[0]
+    missing = experiment(data_root="nowhere")
+    with pytest.raises(gossamer.BadInput, match=r"data_root: .*/nowhere is not a folder"):
+        gossamer.run(missing, here, listen=listen)
+    with pytest.raises(gossamer.BadInput, match="--data-root nowhere: accepted: a folder"):
+        run_worker(listen.address, TOKEN, 1, data_root="nowhere", wait_s=0.0)
+
+
+COMPUTER: dict[str, Any] = {
+    "python": "3.11.2",
+    "machine": {"host": "a", "architecture": "x86_64", "cpus": 2, "gpus": 0},
+    "numerics": {"processor": "Xeon", "kernels": "AVX512", "mkl": "AUTO", "settings": {}},
+    "packages": {"gossamer": "0.1.0", "torch": "2.13.0", "numpy": "2.4.6", "scipy": "1.0"},
+}
+
+
+def test_other_versions_and_processors_are_said_in_one_line() -> None:
+    """Those that may change bits, at each worker that has them."""
+
+    def worker(number: int, **changes: Mapping[str, str]) -> dict[str, Any]:
+        return {
+            "worker": f"worker {number}",
+            **COMPUTER,
+            **{part: {**COMPUTER[part], **changed} for part, changed in changes.items()},
+        }
+
+    alike = worker(1, machine={"host": "b"}, packages={"scipy": "2.0"})
+    assert unlike(COMPUTER, [alike]) is None
+    others = [
+        worker(2, packages={"numpy": "2.3.5"}),
+        worker(3, packages={"numpy": "2.3.5"}, numerics={"kernels": "AVX2"}),
+    ]
+    assert unlike(COMPUTER, [alike, *others]) == (
+        "not all machines compute alike, so the last bits may depend on who computes what:"
+        " numpy 2.3.5 (not 2.4.6, as at the coordinator) at worker 2 and worker 3;"
+        " Xeon, AVX2 kernels, MKL_CBWR=AUTO (not Xeon, AVX512 kernels, MKL_CBWR=AUTO) at worker 3"
+    )
+    before = {**COMPUTER, "workers": [alike]}
+    assert new_numerics(before, [alike, others[0]]) is None
+    text = new_numerics(before, others)
+    assert text is not None
+    assert "now Xeon, AVX2 kernels" in text
