@@ -15,6 +15,13 @@ from gossamer.runtime.processes.protocol import NodeReport, Values
 TRAFFIC = Traffic(**dict.fromkeys(COUNTERS, 3))
 VALUES = Values(2, 4, 1.5, 1.75, 0.25, 0.5, 0.125, 0.25, 0.5, None, None)
 
+COMPUTER: protocol.Computer = {
+    "python": "3.11.2",
+    "platform": "Linux",
+    "machine": {"host": "alice", "architecture": "x86_64", "cpus": 2, "gpus": 0},
+    "numerics": {"processor": "Xeon", "kernels": "AVX2", "mkl": None, "settings": {"MKL": "AUTO"}},
+    "packages": {"numpy": "2.4.6"},
+}
 OF_NODES: list[protocol.FromProcess] = [
     protocol.Ready("127.0.0.1", 4001),
     protocol.Progress(2, 1.5, TRAFFIC, ["tag 2 from ranks [1]"]),
@@ -37,7 +44,9 @@ OF_NODES: list[protocol.FromProcess] = [
 ]
 OF_WORKERS: list[protocol.FromWorker] = [
     *(NodeReport(0, 0, message, {}) for message in OF_NODES),
+    protocol.Preparing("compiles kernels"),
     protocol.Prepared(),
+    protocol.Prepared(COMPUTER, ["data/a.csv"]),
     protocol.Differs(["module labs"]),
     protocol.Refused(["task: unknown"]),
     protocol.Acknowledge(3),

@@ -46,7 +46,7 @@ NOT_RUN = {
     ("README.md", "console"): 1,  # pip install
     ("docs/checkpoints.md", "text"): 1,  # files
     ("docs/commands.md", "text"): 1,  # an overview of the commands
-    ("docs/deployment.md", "console"): 6,  # several machines, a Ray cluster, containers, root
+    ("docs/deployment.md", "console"): 7,  # several machines, a Ray cluster, containers, root
     ("docs/deployment.md", "ini"): 1,  # systemd
     ("docs/deployment.md", "slurm"): 1,
     ("docs/design.md", "text"): 1,  # modules

@@ -31,6 +31,7 @@ class Fleet:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._started: dict[int, Child] = {}
+        self._outputs: dict[int, Path] = {}
 
     def start(self, address: str, *options: str, slots: int = 4, token: str = TOKEN, space: str = "") -> int:
         """Start a worker; returns its process id."""
@@ -41,12 +42,16 @@ class Fleet:
         """Run gossamer, in network namespace ``space`` if given; returns the process id."""
         output = self.folder / f"output-{len(self._started) + 1}.txt"
         child = FORKER.program(*arguments, output=output, space=space)
-        self._started[child.pid] = child
+        self._started[child.pid], self._outputs[child.pid] = child, output
         return child.pid
 
     def said(self) -> str:
         """The output of all workers."""
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("output-*.txt")))
+
+    def last_line(self, pid: int) -> str:
+        """The last line that one has printed."""
+        return self._outputs[pid].read_text().splitlines()[-1]
 
     def wait(self, pid: int) -> int:
         """Wait for the end of a worker; returns its exit code."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ import torch
 import gossamer
 from gossamer import BadInput, Experiment, Run, RunFailed
 from gossamer.results.observer import Observer
-from gossamer.runtime.processes import protocol
+from gossamer.runtime.processes import executors, protocol
 from gossamer.runtime.processes.channel import Violation
 from gossamer.runtime.processes.executors import executor_of, worker_main
 from gossamer.runtime.processes.fork_server import Listen
@@ -35,6 +36,7 @@ from gossamer.runtime.processes.worker.worker import (
     remove_abandoned_folders,
     run_worker,
 )
+from rogue_member import Rogue
 from worker_fleet import TOKEN, Fleet, free_port
 
 SETTINGS: dict[str, Any] = {
@@ -134,7 +136,7 @@ def test_awaited_workers_are_reported(fleet: Fleet, listen: Listen, tmp_path: Pa
 
         def say(self, text: str) -> None:
             super().say(text)
-            if "1 worker with 3 slots has joined; needed: 2 or more, for 4 nodes." in text:
+            if "1 worker with 3 slots has joined; needed: 2 or more, for 4 nodes: 1 slot is missing." in text:
                 fleet.start(listen.address, slots=1)
 
     fleet.start(listen.address, slots=3)
@@ -279,17 +281,23 @@ def test_unreachable_worker_keeps_its_rows_and_delivers_them(
     assert run.events.filter(run.events["event"] == "lost").is_empty()
 
 
-def test_worker_that_cannot_run_the_experiment_is_named(
-    fleet: Fleet, listen: Listen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Idle(Executor):
+    """Starts nothing, and waits for ever."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return Future()
+
+
+def test_refused_worker_of_an_executor_ends_the_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The algorithm is a class that only the coordinator can import."""
-    (tmp_path / "mine.py").write_text("from gossamer.algorithms import DPSGD\nclass Mine(DPSGD): pass\n")
-    pids = [fleet.start(listen.address, "--wait", "10") for _ in range(2)]
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(RunFailed, match=r"worker \d \(127.0.0.1\) can't run the experiment: algorithm"):
-        gossamer.run(experiment(algorithm="mine:Mine"), tmp_path, listen=listen)
-    # The first may be refused, which ends the run, before the second has joined.
-    assert sorted(fleet.wait(pid) for pid in pids) in ([0, 0], [0, 1])
+    """Nothing takes its place."""
+    monkeypatch.setattr(executors, "_END_S", 0.0)
+    listen = Listen(f"127.0.0.1:{free_port()}", TOKEN, 1, "test_remote_workers:Idle")
+    Rogue(listen.address, lambda rogue: rogue.say(protocol.Refused(["algorithm: no module"])), nodes=4)
+    text = re.escape("worker 1 (127.0.0.1) can't run the experiment: algorithm: no module")
+    with pytest.raises(RunFailed, match=f"^{text}$"):
+        gossamer.run(experiment(), tmp_path, listen=listen)
 
 
 def write_lab(folder: Path, stars: int, comment: str) -> None:
@@ -338,7 +346,7 @@ def test_worker_with_other_code_or_data_is_refused(
     assert text in observer.texts
     assert run.events.filter(pl.col("event") == "refused")["detail"].to_list() == [text]
     assert fleet.wait(other) == 1
-    assert f"refuses this worker, which has other code or data: {what}" in fleet.said()
+    assert f"refuses this worker: it has other code or data than the coordinator: {what}" in fleet.said()
     assert [fleet.wait(pid) for pid in observer.joined] == [0, 0]
 
 

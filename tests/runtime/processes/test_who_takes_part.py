@@ -3,6 +3,7 @@ worker computed which nodes, with what, and when it was away."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import polars as pl
 import pytest
 
 import gossamer
-from gossamer import Experiment
+from gossamer import Experiment, RunFailed
 from gossamer.results.observer import Observer
 from gossamer.results.report import render
 from gossamer.runtime.processes.coordinator.computers import new_numerics, unlike
@@ -20,13 +21,20 @@ from gossamer.runtime.processes.worker.worker import run_worker
 from worker_fleet import TOKEN, Fleet, free_port
 
 ALGORITHM = """
+from pathlib import Path
 from gossamer import Algorithm
 
 class Lazy(Algorithm):
     local_steps: int = 1
+    after: str = ""
+    fails: int = -1
 
     async def run(self, node):
         async for r in node.rounds():
+            while self.after and r and not Path(self.after).exists():
+                await node.sleep(0.02)
+            if node.rank == self.fails and r:
+                raise ValueError("a broken sensor")
             await node.train(self.local_steps)
             peers = await node.neighbors(r)
             node.broadcast(peers, node.parameters, tag=r)
@@ -47,6 +55,7 @@ def load(data_root=None):
     return Task(model=lambda: torch.nn.Linear(2, 4), train=(x, y), test=(x, y), loss=loss, groups=owners)
 """
 NODES = 3
+PREPARED = "the coordinator has prepared the run"
 
 
 def write_machine(folder: Path, *, steps: str = "", shift: int = 0, missing: int | None = None) -> None:
@@ -85,6 +94,9 @@ class Says(Observer):
         self.texts: list[str] = []
         self._acts = list(acts)  # (words, the number of texts with them, what to do then)
 
+    def start(self, description: Mapping[str, Any]) -> None:
+        self.say(PREPARED)
+
     def say(self, text: str) -> None:
         self.texts.append(text)
         for words, count, act in list(self._acts):
@@ -115,6 +127,7 @@ def start(fleet: Fleet, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPa
     def worker(machine: str, *options: str, slots: int = 2) -> int:
         with monkeypatch.context() as there:
             there.chdir(here / machine)
+            there.setattr(sys, "path", [entry for entry in sys.path if entry != str(here / "a")])
             root = ("--data-root", str(here / machine / "data"))
             return fleet.start(listen.address, "--wait", "60", *(options or root), slots=slots)
 
@@ -152,7 +165,7 @@ def test_other_code_and_other_data_are_refused_by_name(
             sum(refusal.endswith(f"other code or data than the coordinator: {text}") for refusal in told) == 1
         )
         assert any(refusal in others.texts for refusal in told)
-        assert f"refuses this worker, which has other code or data: {text}" in fleet.said()
+        assert f"refuses this worker: it has other code or data than the coordinator: {text}" in fleet.said()
     assert [fleet.wait(pid) for pid in refused] == [1, 1, 1]
     assert [fleet.wait(pid) for pid in good] == [0, 0]
 
@@ -201,11 +214,9 @@ def test_folder_of_data_that_is_missing_is_refused(
         for _ in range(2):
             start("a")
 
-    described, observer = experiment(), Says(("is refused", 1, replace))
     pid = start("elsewhere", "--quiet")
-    observer._acts.insert(0, ("nodes, ", 1, lambda: root.rename(moved)))
-    observer.start = lambda description: observer.say("3 nodes, prepared")  # type: ignore[method-assign]
-    run = gossamer.run(described, here, observer=observer, listen=listen)
+    observer = Says((PREPARED, 1, lambda: root.rename(moved)), ("is refused", 1, replace))
+    run = gossamer.run(experiment(), here, observer=observer, listen=listen)
     assert run.status == "done"
     assert fleet.wait(pid) == 1
     text = f"data_root: {root} is not a folder here; accepted: gossamer worker --data-root"
@@ -216,6 +227,49 @@ def test_folder_of_data_that_is_missing_is_refused(
         gossamer.run(missing, here, listen=listen)
     with pytest.raises(gossamer.BadInput, match="--data-root nowhere: accepted: a folder"):
         run_worker(listen.address, TOKEN, 1, data_root="nowhere", wait_s=0.0)
+
+
+def test_late_worker_that_cannot_run_the_experiment_leaves_the_run_alone(
+    start: Start, fleet: Fleet, listen: Listen, here: Path
+) -> None:
+    """It was started in an empty folder, as a service may be. Both sides say why it is refused."""
+    (here / "empty").mkdir()
+    refused = here / "refused.txt"
+    late: list[int] = []
+
+    class Joins(Says):
+        def row(self, row: Mapping[str, Any]) -> None:
+            if not late:
+                late.append(start("empty", "--quiet"))
+
+    workers = [start("a") for _ in range(2)]
+    described = experiment(algorithm={"name": "lazy:Lazy", "after": str(refused)})
+    run = gossamer.run(described, here, observer=Joins(("is refused", 1, refused.touch)), listen=listen)
+    assert run.status == "done"
+    assert run.metrics["round"].max() == 2
+    assert [fleet.wait(pid) for pid in workers] == [0, 0]
+    assert fleet.wait(late[0]) == 1
+    [told] = details(run.events, "refused")
+    assert told.startswith("worker 3 (127.0.0.1) is refused: it can't run the experiment: ")
+    assert "no module named 'sensors'" in told
+    assert fleet.last_line(late[0]).startswith(f"error: {listen.address} refuses this worker: it can't run")
+    assert len(run.environment["workers"]) == 2
+
+
+def test_worker_whose_node_has_failed_says_so_and_the_others_only_why_it_is_over(
+    start: Start, fleet: Fleet, listen: Listen, here: Path
+) -> None:
+    first, second = start("a"), start("a")
+    described = experiment(algorithm={"name": "lazy:Lazy", "fails": 2})
+    why = "node 2 failed in round 1: ValueError: a broken sensor (lazy.py, line 15)"
+    with pytest.raises(RunFailed) as failed:
+        gossamer.run(described, here, listen=listen)
+    assert str(failed.value) == why
+    codes = [fleet.wait(pid) for pid in (first, second)]
+    assert sorted(codes) == [0, 1]
+    culprit, other = (first, second) if codes[0] else (second, first)
+    assert fleet.last_line(culprit) == f"error: the run has failed because of this worker: {why}"
+    assert fleet.last_line(other) == f"gossamer: the run is over (failed: {why})"
 
 
 COMPUTER: dict[str, Any] = {

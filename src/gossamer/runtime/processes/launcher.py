@@ -68,7 +68,16 @@ class ProcessesEngine:
         min_workers = 1 if listen is None else listen.min_workers
         # One thread, as at the nodes, so that averages and evaluations have the same bits.
         with one_thread(), ExitStack() as stack:
-            coordinator = Coordinator(self._setup, folder, observer, checkpoint, server, min_workers, stack)
+            coordinator = Coordinator(
+                self._setup,
+                folder,
+                observer,
+                checkpoint,
+                server,
+                min_workers,
+                stack,
+                replaceable=listen is not None and listen.executor is None,
+            )
             stack.enter_context(ending_signals(coordinator.stop, observer.say))
             if listen is not None and listen.executor is not None and isinstance(server, WorkerListener):
                 slots = -(-self._setup.experiment.nodes // min_workers)

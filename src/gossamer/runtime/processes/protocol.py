@@ -365,7 +365,7 @@ class Go(ProtocolMessage):
 
 
 class Finish(ProtocolMessage):
-    """The run is over. The node takes the last ``checkpoint``, if any, and is recorded once more if
+    """The run is over for a node. It takes the last ``checkpoint``, if any, and is recorded once more if
     ``row``."""
 
     reason: str
@@ -468,6 +468,17 @@ class Job(ProtocolMessage):
     fingerprint: Fingerprint | None = None  # of the coordinator's code and data, which the worker must have
 
 
+class RunOver(ProtocolMessage):
+    """The run is over for a worker: how it ended, and what this worker or one of its nodes has done to end it, or to be
+    refused."""
+
+    how: Line
+    fault: Line = ""
+
+    def __post_init__(self) -> None:
+        self.how, self.fault = line(self.how), line(self.fault)
+
+
 class Acknowledge(ProtocolMessage):
     """This many messages of a :class:`~gossamer.runtime.processes.channel.Session` have arrived."""
 
@@ -476,7 +487,7 @@ class Acknowledge(ProtocolMessage):
 
 ToPool = Fork | Tell | Signal
 """Commands about the processes of nodes."""
-ToWorker = ToPool | Job | Acknowledge | Finish
+ToWorker = ToPool | Job | Acknowledge | RunOver
 """Messages from the coordinator to a worker."""
 
 
@@ -504,8 +515,8 @@ class NodeReport(ProtocolMessage):
 class _Machine(TypedDict):
     host: Line
     architecture: Line
-    cpus: int | None
-    gpus: int
+    cpus: Count | None
+    gpus: Count
 
 
 class _Numerics(TypedDict):
@@ -524,6 +535,12 @@ class Computer(TypedDict):
     machine: _Machine
     numerics: _Numerics
     packages: Names
+
+
+class Preparing(ProtocolMessage):
+    """What takes long while the worker prepares its :class:`Job`, besides loading the experiment."""
+
+    what: Literal["compiles kernels"]
 
 
 class Prepared(ProtocolMessage):
@@ -555,7 +572,7 @@ class Refused(ProtocolMessage):
         self.problems = lines(self.problems)
 
 
-FromWorker = NodeReport | Prepared | Differs | Refused | Acknowledge
+FromWorker = NodeReport | Preparing | Prepared | Differs | Refused | Acknowledge
 """Messages from a worker to the coordinator."""
 
 

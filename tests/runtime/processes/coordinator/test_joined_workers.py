@@ -11,14 +11,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
+from gossamer.errors import RunFailed
 from gossamer.results import folder as results_folder
 from gossamer.runtime.processes.channel import Session, Violation
 from gossamer.runtime.processes.coordinator import workers as module
 from gossamer.runtime.processes.coordinator.coordinator import Coordinator
 from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, _Worker
-from gossamer.runtime.processes.protocol import Event, FromWorker, JoinRequest, NodeReport, Saved
+from gossamer.runtime.processes.protocol import (
+    Event,
+    FromWorker,
+    JoinRequest,
+    NodeReport,
+    Prepared,
+    Preparing,
+    Saved,
+)
 
 
 class Scene:
@@ -37,7 +47,11 @@ class Scene:
         workers._incarnations, workers._closing, workers._model_bytes = {}, False, 0
         workers._emit, workers._silent_s, workers._looked_at = self.heard.append, 10.0, 0.0
         workers._record = lambda kind, text: self.notices.append(f"{kind}: {text}")
-        workers._known = [self.worker]
+        workers._known, workers._gone, workers._told, workers._refused = [self.worker], {}, [], {}
+        workers._say = self.notices.append
+        workers._replaceable, workers._began, workers._start_s, workers._changed_at = True, False, 20.0, 0.0
+        workers._nodes, workers._min_workers = 4, 1
+        workers._say_at, workers._say_again_s = 10.0, 10.0
         workers._folder = SimpleNamespace(path=folder)
         workers._listener = SimpleNamespace(proof=lambda *parts: b"", drop_silent=lambda: None)
         self.workers: JoinedWorkers = workers
@@ -126,3 +140,33 @@ def test_silence_within_the_limit_is_recorded_once_it_is_over(
     passes(60.0, heard=False)  # the coordinator was stopped
     passes(0.5, heard=True)
     assert len(scene.notices) == 1
+
+
+def test_start_says_who_is_waited_for_and_ends_after_its_limit(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that loads for too long is refused, and others may come. Without any, the run fails."""
+    clock = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    scene.worker.joined_at = 1.0
+    scene.workers._take(scene.worker, Preparing("compiles kernels"))
+    for at in (9.0, 10.5, 12.0, 21.5):
+        clock[0] = at
+        scene.workers._check_start()
+        scene.workers.look_after()
+    late = "was not ready within engine.start_timeout_s = 20 s after it had joined"
+    assert scene.notices == [
+        "worker 1 compiles kernels, which may take a minute",
+        "waiting for worker 1, which compiles kernels (since 10 s) and further workers (since 10 s)",
+        f"refused: worker 1 is refused: it {late}",
+    ]
+    scene.workers._take(scene.worker, Prepared())  # too late
+    assert not scene.worker.ready
+    sent: Any = scene.session._kept[-1]
+    assert msgspec.msgpack.decode(sent[4:]) == ["RunOver", "refused", f"it {late}"]
+    clock[0] = 41.4
+    scene.workers._check_start()
+    assert scene.notices[-1] == "waiting for further workers (since 20 s)"
+    clock[0] = 41.6
+    with pytest.raises(RunFailed, match="no further worker has joined within engine.start_timeout_s = 20 s"):
+        scene.workers._check_start()

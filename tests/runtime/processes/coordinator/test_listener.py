@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 
+import gossamer
 from gossamer.errors import BadInput, RunFailed
 from gossamer.runtime.processes.channel import SelectorChannel, Session
 from gossamer.runtime.processes.coordinator import listener as module
@@ -109,7 +110,7 @@ def test_worker_with_a_wrong_token_is_refused(scene: Scene) -> None:
         while scene.strangers():
             scene.serve()
     assert scene.joined == []
-    # Reported once for each host.
+    # Reported once.
     assert scene.refused == ["a worker at 127.0.0.1 does not know the token of this run: it has not joined"]
 
 
@@ -127,7 +128,11 @@ def test_worker_of_another_run_or_version_is_told_why(scene: Scene, monkeypatch:
     scene.refusal = "it belongs to another run"
     assert str(scene.dial()).endswith("refuses this worker: it belongs to another run")
     monkeypatch.setattr(worker, "__version__", "0.0")
-    assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
+    for _ in range(2):
+        assert "it runs gossamer 0.0, and the coordinator" in str(scene.dial())
+    version = f"it runs gossamer 0.0, and the coordinator {gossamer.__version__}"
+    told = ["it belongs to another run", version]
+    assert scene.refused == [f"a worker at 127.0.0.1 has not joined: {why}" for why in told]
 
 
 def test_unidentified_connections_are_limited_and_time_out(

@@ -59,7 +59,8 @@ class EndOfRun(Exception):
 
 class Coordinator:
     """One run, which resumes from ``checkpoint``, if given. A fork server as ``server`` runs all nodes. With a
-    listener, the run starts once ``min_workers`` workers have joined. The run's files are closed with ``resources``."""
+    listener, the run starts once ``min_workers`` workers have joined; ``replaceable``: others may join in place of one that
+    is refused. The run's files are closed with ``resources``."""
 
     def __init__(
         self,
@@ -70,6 +71,8 @@ class Coordinator:
         server: ForkServer | WorkerListener,
         min_workers: int,
         resources: ExitStack,
+        *,
+        replaceable: bool = False,
     ) -> None:
         self._setup, self._folder, self._observer, self._resumed_from = setup, folder, observer, checkpoint
         opened = resources.enter_context
@@ -79,7 +82,8 @@ class Coordinator:
         self._checks = Checks(setup, checkpoint, local=self._local)
         self._workers: Workers
         if isinstance(server, WorkerListener):
-            self._workers = JoinedWorkers(server, min_workers, partial(self.record, None), *common)
+            record = partial(self.record, None)
+            self._workers = JoinedWorkers(server, min_workers, replaceable, record, *common)
         else:
             self._workers = LocalWorker(server, *common)
         self._lifecycle = Lifecycle(setup, None if checkpoint is None else checkpoint.rounds)
@@ -101,6 +105,7 @@ class Coordinator:
         # Whether the run resumes without nodes that had been lost, whose traffic is unknown.
         self._incomplete = checkpoint is not None and len(checkpoint.rounds) < experiment.nodes
         self._start_failure: str | None = None
+        self._faulty: set[int] = set()  # ranks that have failed by themselves, or whose processes have died
         self._reports = TrafficReports()
         self._most_bytes = experiment.stop.most_bytes(experiment.nodes)
         self._final: dict[int, Model] = {}
@@ -123,7 +128,7 @@ class Coordinator:
             failure = error
         finally:
             counted = self._totals()
-            self._workers.close(reason)
+            self._workers.close(reason, failure, self._faulty)
         sizes = self._private
         return Outcome(
             reason,
@@ -301,7 +306,10 @@ class Coordinator:
             case protocol.Done() | protocol.Marked() | protocol.Saved():
                 self._checkpoints.hear(rank, message)
             case protocol.Exited():
+                self._faulty.add(rank)
                 self._reports.ends(rank, time.monotonic())
+            case protocol.Failed(traceback=trace) if trace:  # not because of a peer
+                self._faulty.add(rank)
             case protocol.FinalModel(model=model, private=private, has_mixed=has_mixed):
                 self._reports.ends(rank, time.monotonic())
                 self._final[rank] = self._model(model)

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from gossamer import __version__
 from gossamer.errors import BadInput
 from gossamer.runtime.processes.channel import LARGEST_STRANGER, SelectorChannel, parse_address
-from gossamer.runtime.processes.protocol import JoinRequest, Refused
+from gossamer.runtime.processes.protocol import JoinRequest, Refused, line
 from gossamer.runtime.processes.security import check_token, context, issue, proof
 
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""
 MAX_STRANGERS = 64
 """Most open connections without a proof; a further one replaces the oldest. Also the most refusals
-reported."""
+reported, each once."""
 
 Admit = Callable[[JoinRequest, str, Callable[[], socket.socket]], str | None]
 """Called with a worker that knows the token, its host, and a function that hands over its connection. Returns
@@ -46,7 +46,7 @@ class WorkerListener:
         self._context = context(ssl.PROTOCOL_TLS_SERVER, key, ())
         self.address = f"{f'[{host}]' if ':' in host else host}:{self._listener.getsockname()[1]}"
         self._strangers: dict[SelectorChannel[JoinRequest], float] = {}  # with the deadline for their proofs
-        self._reported_hosts: set[str] = set()  # hosts whose workers were reported for a wrong token
+        self._reported: set[str] = set()
 
     def open(self, selector: selectors.BaseSelector, admit: Admit, refused: Callable[[str], None]) -> None:
         self._selector, self._admit, self._refused = selector, admit, refused
@@ -77,16 +77,22 @@ class WorkerListener:
 
     def _hear(self, stranger: SelectorChannel[JoinRequest], host: str, join: JoinRequest) -> None:
         if not hmac.compare_digest(join.proof, self.proof("worker", join.nonce)):
-            if host not in self._reported_hosts and len(self._reported_hosts) < MAX_STRANGERS:
-                self._reported_hosts.add(host)
-                self._refused(f"a worker at {host} does not know the token of this run: it has not joined")
+            self._report(f"a worker at {host} does not know the token of this run: it has not joined")
             self._refuse(stranger, "it has the wrong token")
-        elif join.version != __version__:
-            self._refuse(stranger, f"it runs gossamer {join.version}, and the coordinator {__version__}")
-        elif why := self._admit(join, host, stranger.release):
-            self._refuse(stranger, why)
-        else:
+            return
+        why: str | None = f"it runs gossamer {line(join.version)}, and the coordinator {__version__}"
+        if join.version == __version__:
+            why = self._admit(join, host, stranger.release)
+        if why is None:
             del self._strangers[stranger]
+        else:
+            self._report(f"a worker at {host} has not joined: {why}")
+            self._refuse(stranger, why)
+
+    def _report(self, refusal: str) -> None:
+        if refusal not in self._reported and len(self._reported) < MAX_STRANGERS:
+            self._reported.add(refusal)
+            self._refused(refusal)
 
     def _refuse(self, stranger: SelectorChannel[JoinRequest], why: str | None = None) -> None:
         self._strangers.pop(stranger, None)

@@ -16,9 +16,10 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ from gossamer.runtime.processes.security import issue
 from gossamer.runtime.processes.transport.wire import TOKEN_BYTES
 from gossamer.runtime.setup import Setup
 
+WAITING_S = 10.0
+"""Seconds before the start after which it is first said who is waited for; then after twice as long, and so on."""
 SILENCE_S = 3.0
 """Seconds without a sign of life after which a worker's silence is recorded once it is over."""
 SPARE_WORKERS = 256
@@ -67,6 +70,7 @@ class _Worker:
     slots: int
     session: Session[FromWorker]
     joined_at: float = field(default_factory=time.monotonic)
+    doing: str = "loads the experiment"  # until it is ready
     ready: bool = False
     away: float | None = None  # since when it has been out of reach
     address: str = ""
@@ -134,16 +138,19 @@ class Workers(ABC):
 
     def _take(self, worker: _Worker, message: FromWorker) -> None:
         match message:
-            case _ if self._closing:
+            case _ if self._closing or worker not in self._workers.values():
                 return
             case protocol.Prepared() if not worker.ready:
                 self._prepared(worker, message)
             case protocol.Refused() | protocol.Differs() if worker.ready:
                 raise Violation(f"{type(message).__name__} after it had prepared the run")
             case protocol.Refused(problems=problems):
-                raise RunFailed(f"{worker.name} can't run the experiment: {'; '.join(problems)}")
+                self._refuse(worker, f"can't run the experiment: {'; '.join(problems)}")
             case protocol.Differs(what=what):
-                self._refuse(worker, f"it has other code or data than the coordinator: {some(what)}")
+                self._refuse(worker, f"has other code or data than the coordinator: {some(what)}")
+            case protocol.Preparing(what=what):
+                worker.doing = what
+                self._say(f"{worker.name} {what}, which may take a minute")
             case NodeReport(rank=rank) if self._at.get(rank) is not worker:
                 raise Violation(f"a message of node {rank}, which is not there")
             case NodeReport(rank=rank):
@@ -156,8 +163,8 @@ class Workers(ABC):
         worker.ready = True
 
     def _refuse(self, worker: _Worker, why: str) -> None:
-        """Go on without a worker that can't take part."""
-        raise RunFailed(f"{worker.name} can't run the experiment: {why}")
+        """Go on without a worker that can't take part, or fail if nothing else can take its place."""
+        raise RunFailed(f"{worker.name} {why}")
 
     def keep(self, report: NodeReport) -> FromProcess:
         """Write the files that belong to a node's message. Returns the message, with the error if a checkpoint file can't
@@ -235,12 +242,16 @@ class Workers(ABC):
     def look_after(self) -> None:
         """Drop workers that have been silent for too long, and record what has happened to the others."""
 
-    def close(self, reason: str) -> None:
-        """Tell all workers that the run is over, within :data:`CLOSE_S` seconds."""
+    def close(self, reason: str, failure: RunFailed | None = None, faulty: Container[int] = ()) -> None:
+        """Tell all workers how the run has ended, within :data:`CLOSE_S` seconds. A worker whose node has failed is told
+        that it was the cause, if the node is ``faulty``, not a peer of it."""
         self._closing = True
+        how = reason if failure is None else f"{reason}: {failure}"
+        node = None if failure is None else failure.node
+        cause = self._at.get(node) if node is not None and node in faulty else None
+        for worker in self._workers.values():
+            worker.session.send(protocol.RunOver(how, str(failure) if worker is cause else ""))
         sessions = [worker.session for worker in self._workers.values()]
-        for session in sessions:
-            session.send(protocol.Finish(reason))
         deadline = time.monotonic() + CLOSE_S
         while not all(session.settled for session in sessions) and time.monotonic() < deadline:
             for key, events in self._selector.select(0.1):
@@ -276,18 +287,33 @@ class LocalWorker(Workers):
 
 class JoinedWorkers(Workers):
     """The workers that join over the network, which get all files and keys that they need. The run starts with at
-    least ``min_workers`` workers, once they have slots for all nodes. ``record`` takes the kind and the text of an event."""
+    least ``min_workers`` workers, once they have slots for all nodes. A worker that is refused may be replaced by others, if
+    ``replaceable``, or else by none. ``record`` takes the kind and the text of an event."""
 
     def __init__(
-        self, listener: WorkerListener, min_workers: int, record: Callable[[str, str], None], *arguments: Any
+        self,
+        listener: WorkerListener,
+        min_workers: int,
+        replaceable: bool,
+        record: Callable[[str, str], None],
+        *arguments: Any,
     ) -> None:
         super().__init__(*arguments)
         self._listener, self._min_workers, self._record = listener, min_workers, record
         self._silent_s, self._looked_at = self._job.reconnect_s, time.monotonic()
+        self._replaceable = replaceable
         self._began = False  # whether each rank has a worker
+        self._joined = 0  # workers so far
+        self._refused: dict[str, None] = {}  # the refusals on record
+        self._told: list[Session[FromWorker]] = []  # with workers that are refused, until they hear it
+        self._gone: dict[str, str] = {}  # by session, why a worker is lost
+        assert isinstance(self._setup.experiment.engine, Processes)
+        self._start_s = self._setup.experiment.engine.start_timeout_s
+        # When to say who is waited for, and how long after that again; when something has changed.
+        self._say_at, self._say_again_s, self._changed_at = 0.0, WAITING_S, time.monotonic()
         environment = {**this_computer(), "fingerprint": self._setup.fingerprint}
         self._computer: Mapping[str, Any] = environment
-        self._known: list[_Worker] = []  # all that have joined
+        self._known: list[_Worker] = []  # all that were ready at some time
         self._incarnations: dict[int, int] = {}
         self._identities = [issue() for _ in range(self._nodes)]
         text, contents = packed(self._setup.experiment)
@@ -314,15 +340,16 @@ class JoinedWorkers(Workers):
         if worker is None and len(self._workers) >= self._nodes + SPARE_WORKERS:
             return f"{len(self._workers)} workers have joined, for {_counted(self._nodes, 'node')}"
         if worker is None and join.received:
-            return "it belongs to another run, or was out of reach for too long; start it again"
+            other = "it belongs to another run, or was out of reach for too long; start it again"
+            return self._gone.get(join.session, other)
         end = release()
         keep_alive(end, self._silent_s)
         if worker is None:
-            name = f"worker {len(self._known) + 1} ({host})"
-            worker = self._new(join.session, name, join.slots)
-            worker.address = host
-            self._known.append(worker)
-            self._record("worker-joined", f"{worker.name} has joined with {_counted(worker.slots, 'slot')}")
+            self._joined += 1
+            worker = self._new(join.session, f"worker {self._joined} ({host})", join.slots)
+            worker.address, self._changed_at = host, time.monotonic()
+            if not self._began:
+                self._record_join(worker)
         else:
             gone_s = "" if worker.away is None else f", after {time.monotonic() - worker.away:.1f} s"
             self._record("worker-back", f"{worker.name} is back{gone_s}")
@@ -336,10 +363,21 @@ class JoinedWorkers(Workers):
         worker.away, worker.silent_s = None, 0.0
         return None
 
+    def _record_join(self, worker: _Worker) -> None:
+        self._record("worker-joined", f"{worker.name} has joined with {_counted(worker.slots, 'slot')}")
+
     def _refuse(self, worker: _Worker, why: str) -> None:
-        # Its connection stays open until it has heard that its message has arrived.
+        if not (self._replaceable or self._began):
+            super()._refuse(worker, why)
+        # Its connection stays open until it has heard why.
         del self._workers[next(name for name, other in self._workers.items() if other is worker)]
-        self._record("refused", f"{worker.name} is refused: {why}")
+        worker.session.send(protocol.RunOver("refused", f"it {why}"))
+        self._changed_at = time.monotonic()
+        self._told = [session for session in self._told if session.channel is not None] + [worker.session]
+        # A service may start a worker again and again.
+        if (refusal := f"{worker.address} {why}") not in self._refused:
+            self._refused[refusal] = None
+            self._record("refused", f"{worker.name} is refused: it {why}")
 
     def _disconnected(self, session_name: str, error: str | None) -> None:
         if self._closing or session_name not in self._workers:
@@ -355,7 +393,8 @@ class JoinedWorkers(Workers):
         """A worker is gone for good, and its nodes with it."""
         worker = self._workers.pop(session_name)
         worker.session.close()
-        text = f"{worker.name} is lost: {why}"
+        text, self._gone[session_name] = f"{worker.name} is lost: {why}", f"it is lost: {why}"
+        self._changed_at = time.monotonic()
         self._record("worker-lost", text)
         for rank in sorted(rank for rank, home in self._at.items() if home is worker):
             self._emit(NodeReport(rank, self._incarnations.get(rank, 0), protocol.Exited(text)))
@@ -368,6 +407,9 @@ class JoinedWorkers(Workers):
             if worker.away is not None:
                 if now > worker.away + self._silent_s:
                     self._lose(session_name, f"it was out of reach for {self._silent_s:g} s")
+            elif not worker.ready and now > worker.joined_at + self._start_s:
+                limit = f"engine.start_timeout_s = {self._start_s:g} s"
+                self._refuse(worker, f"was not ready within {limit} after it had joined")
             elif worker.session.heard == worker.heard and worker.ready:
                 worker.silent_s += passed_s
             else:
@@ -377,16 +419,20 @@ class JoinedWorkers(Workers):
                 worker.heard, worker.silent_s = worker.session.heard, 0.0
         self._announce()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, failure: RunFailed | None = None, faulty: Container[int] = ()) -> None:
         self._listener.close()
-        self._announce()
-        super().close(reason)
+        super().close(reason, failure, faulty)
+        for session in self._told:
+            session.close()
 
     # --- who computes
 
     def _prepared(self, worker: _Worker, message: protocol.Prepared) -> None:
         super()._prepared(worker, message)
-        worker.computer = message.computer
+        worker.computer, self._changed_at = message.computer, time.monotonic()
+        self._known = sorted([*self._known, worker], key=attrgetter("joined_at"))
+        if self._began:
+            self._record_join(worker)
         if apart := message.not_compared:
             text = f"read only by {worker.name} or only by the coordinator, so not compared: {some(apart)}"
             self._record("not-compared", text)
@@ -421,18 +467,15 @@ class JoinedWorkers(Workers):
     def assemble(self, wait: Callable[[], None]) -> None:
         """Each worker gets contiguous ranks, in proportion to its slots."""
         last_text, workers = "", self._workers
-        while self._slots() < self._nodes or len(workers) < self._min_workers or not self._all_ready():
-            have = "has" if len(workers) == 1 else "have"
-            text = (
-                f"{_counted(len(workers), 'worker')} with {_counted(self._slots(), 'slot')} {have} joined; needed:"
-                f" {self._min_workers} or more, for {_counted(self._nodes, 'node')}. Join with:"
-                f" gossamer worker {self._listener.address} --join TOKEN --slots {-(-self._nodes // self._min_workers)}"
-            )
-            if text != last_text:
-                self._say(text)
-                last_text = text
+        self._say_at = time.monotonic() + self._say_again_s
+        while (short := self._short()) or self._loading():
+            if short and short != last_text:
+                slots = -(-self._nodes // self._min_workers)
+                join = f"gossamer worker {self._listener.address} --join TOKEN --slots {slots}"
+                self._say(f"{short}. Join with: {join}")
+                last_text = short
             wait()
-            self._check_silence()
+            self._check_start()
         total, before = self._slots(), 0
         for worker in workers.values():
             before += worker.slots
@@ -444,20 +487,40 @@ class JoinedWorkers(Workers):
         self._announce()
         self._compare(workers.values())
 
-    def _check_silence(self) -> None:
-        assert isinstance(self._setup.experiment.engine, Processes)
-        longest_s = self._setup.experiment.engine.start_timeout_s
-        for worker in self._workers.values():
-            if not worker.ready and time.monotonic() > worker.joined_at + longest_s:
-                raise RunFailed(
-                    f"{worker.name} was not ready within engine.start_timeout_s = {longest_s:g} s after it had joined"
-                )
+    def _short(self) -> str:
+        """How many workers have joined, and what the run needs; empty if there are enough."""
+        workers, slots, nodes = len(self._workers), self._slots(), self._nodes
+        if workers >= self._min_workers and slots >= nodes:
+            return ""
+        joined = f"{_counted(workers, 'worker')} with {_counted(slots, 'slot')} {'has' if workers == 1 else 'have'} joined"
+        lacking = nodes - slots
+        missing = (
+            f": {_counted(lacking, 'slot')} {'is' if lacking == 1 else 'are'} missing" if lacking > 0 else ""
+        )
+        return f"{joined}; needed: {self._min_workers} or more, for {_counted(nodes, 'node')}{missing}"
+
+    def _loading(self) -> list[_Worker]:
+        return [worker for worker in self._workers.values() if not worker.ready]
+
+    def _check_start(self) -> None:
+        """Say from time to time who is waited for, and fail once nothing has changed for ``engine.start_timeout_s``."""
+        now = time.monotonic()
+        if now > self._say_at:
+            self._say_again_s *= 2
+            self._say_at = now + self._say_again_s
+            loading = [
+                f"{worker.name}, which {worker.doing} (since {now - worker.joined_at:.0f} s)"
+                for worker in self._loading()
+            ]
+            more = [f"further workers (since {now - self._changed_at:.0f} s)"] if self._short() else []
+            self._say(f"waiting for {some(loading + more)}")
+        if now > self._changed_at + self._start_s and not self._loading():
+            limit = f"engine.start_timeout_s = {self._start_s:g} s"
+            refused = f"; refused: {some([*self._refused])}" if self._refused else ""
+            raise RunFailed(f"no further worker has joined within {limit}: {self._short()}{refused}")
 
     def _slots(self) -> int:
         return sum(worker.slots for worker in self._workers.values())
-
-    def _all_ready(self) -> bool:
-        return all(worker.ready for worker in self._workers.values())
 
     def _with_files(self, fork: Fork) -> Fork:
         """The command with the node's key, and the file from which it resumes."""

@@ -44,7 +44,6 @@ from gossamer.runtime.processes.channel import (
 )
 from gossamer.runtime.processes.node_process.host import ComputeResources
 from gossamer.runtime.processes.protocol import (
-    Finish,
     Fork,
     Job,
     NodeReport,
@@ -112,8 +111,8 @@ class Worker:
         self._session = Session(protocol.ToWorker, self._selector, self._take, self._lose)
         self._pool: ProcessPool | None = None
         self._host = "127.0.0.1"
-        self._over: str | None = None
-        self._differs: list[str] = []  # what differs from the coordinator's code and data
+        self._over: protocol.RunOver | None = None
+        self._refusal = ""  # why this worker can't take part, as it has told the coordinator
 
     def attach(self, end: socket.socket, received: int = 0) -> None:
         """Continue on this connection to the coordinator, which has received ``received`` messages."""
@@ -134,14 +133,14 @@ class Worker:
         self._selector.close()
 
     def _lose(self, error: str | None) -> None:
-        self._over = "the coordinator is gone"
+        self._over = protocol.RunOver("the coordinator is gone")
 
     def _take(self, message: protocol.ToWorker) -> None:
         match message:
             case Job():
                 self._prepare(message)
-            case Finish(reason=reason):
-                self._over = reason
+            case protocol.RunOver():
+                self._over = message
             case protocol.Fork() | protocol.Tell() | protocol.Signal() if self._pool is not None:
                 self._pool.do(message)
 
@@ -151,18 +150,22 @@ class Worker:
             setup = prepare(Experiment.of(self._experiment(job), folder), job.trainer)
             raise_descriptor_limit(setup.experiment.nodes)
         except BadInput as error:
+            self._refusal = f"it can't run the experiment: {'; '.join(error.problems)}"
             self._session.send(Refused(list(error.problems)))
             return
         apart = list[str]()
         if job.fingerprint is not None:
             what, apart = differences(job.fingerprint, setup.fingerprint)
             if what:
-                self._differs = what
+                self._refusal = f"it has other code or data than the coordinator: {some(what)}"
                 self._session.send(protocol.Differs(what))
                 return
         computer: Any = this_computer()
         computer["packages"] = {**computer["packages"], **setup.fingerprint["packages"]}
         resources = ComputeResources(setup)
+        if resources.trainer.compiles_first:
+            log.info("compiling the trainer's kernels: this may take a minute, once")
+            self._session.send(protocol.Preparing("compiles kernels"))
         resources.warm_up()
         run = RunFolder.open(folder)
         self._pool = ProcessPool(setup, run, resources, job, self._selector, self._relay, self._host)
@@ -284,18 +287,19 @@ class JoinedWorker(Worker):
         self._sign_at = 0.0  # when to show the next sign of life
 
     def run(self) -> None:
-        while self._over is None and not (self._differs and self._session.settled):
+        while self._over is None and not (self._refusal and self._session.settled):
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
             if time.monotonic() > self._sign_at:
                 self._sign_at = time.monotonic() + SIGN_S
                 self._session.show_life()
             self.serve()
-        if self._differs:
-            raise RunFailed(
-                f"{self._coordinator} refuses this worker, which has other code or data: {some(self._differs)}"
-            )
-        log.info("the run is over (%s)", self._over)
+        if self._over is None or self._over.how == "refused":
+            why = self._refusal or (self._over and self._over.fault)
+            raise RunFailed(f"{self._coordinator} refuses this worker: {why}")
+        if self._over.fault:
+            raise RunFailed(f"the run has failed because of this worker: {self._over.fault}")
+        log.info("the run is over (%s)", self._over.how)
 
     def _join(self) -> None:
         """Try to reach the coordinator."""
