@@ -49,6 +49,7 @@ OF_WORKERS: list[protocol.FromWorker] = [
     protocol.Prepared(COMPUTER, ["data/a.csv"]),
     protocol.Differs(["module labs"]),
     protocol.Refused(["task: unknown"]),
+    protocol.Leaving(),
     protocol.Acknowledge(3),
 ]
 OF_STRANGERS = [protocol.JoinRequest("0.1.0", "name", 2, 0, b"nonce", b"proof")]

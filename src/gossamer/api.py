@@ -17,7 +17,16 @@ from gossamer.errors import BadInput, RunFailed, beginning_at_own_lines
 from gossamer.fingerprint import changed_code, changed_data, changed_versions, not_compared
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
-from gossamer.results.folder import RunFolder, environment, latest, locked, versions, write_json, write_text
+from gossamer.results.folder import (
+    RunFolder,
+    environment,
+    latest,
+    locked,
+    versions,
+    without_secrets,
+    write_json,
+    write_text,
+)
 from gossamer.results.formatting import some
 from gossamer.results.observer import Observer
 from gossamer.results.recorder import MEASURED_BEFORE, NETWORK, close_after, close_record
@@ -73,7 +82,7 @@ def run(
                 Path(out),
                 name or experiment.name,
                 experiment=experiment.to_yaml(),
-                environment=_environment(experiment, engine, command or sys.argv),
+                environment=_environment(experiment, engine, _shown(command or sys.argv, listen)),
                 setup=engine.description,
             )
             with locked(folder.path):
@@ -118,7 +127,8 @@ def resume(
             trackers = Trackers(experiment.trackers, watcher)
             with _engine(experiment, server, listen) as engine:
                 changes = _changes(folder, engine)
-                return _carry_out(engine, experiment, folder, trackers, checkpoint, changes)
+                shown = _shown(sys.argv, listen)
+                return _carry_out(engine, experiment, folder, trackers, checkpoint, changes, shown)
 
 
 def _recorded_experiment(folder: Path, overrides: Iterable[str] = ()) -> Experiment:
@@ -196,6 +206,10 @@ def _changes(folder: RunFolder, engine: Engine) -> list[str]:
     return texts
 
 
+def _shown(command: Sequence[str], listen: Listen | None) -> list[str]:
+    return without_secrets(command, None if listen is None else listen.token)
+
+
 def _environment(experiment: Experiment, engine: Engine, command: Sequence[str]) -> dict[str, Any]:
     computes_here = _simulated(experiment)
     return environment(command, computes_here=computes_here, fingerprint=engine.fingerprint)
@@ -222,6 +236,7 @@ def _resume_run(
     engine: Engine,
     observer: Observer,
     changes: Sequence[str],
+    command: Sequence[str],
 ) -> None:
     """Rewind a record to a checkpoint. Record and report the point and the environment in which the run
     continues, and what has changed."""
@@ -239,7 +254,7 @@ def _resume_run(
     recorded = load_run(folder.path).environment
     for text in changes:
         observer.say(text)
-    current = _environment(experiment, engine, sys.argv)
+    current = _environment(experiment, engine, command)
     write_json(
         folder.path / "environment.json",
         {**recorded, "resumed": [*recorded.get("resumed", []), current]},
@@ -262,11 +277,12 @@ def _carry_out(
     trackers: Trackers,
     checkpoint: RunCheckpoint | None = None,
     changes: Sequence[str] = (),
+    command: Sequence[str] = (),
 ) -> Run:
     trackers.tell("begin", experiment, folder.path)
     try:
         if checkpoint is not None:
-            _resume_run(folder, experiment, checkpoint, engine, trackers, changes)
+            _resume_run(folder, experiment, checkpoint, engine, trackers, changes, command)
         if _simulated(experiment) and (warning := numerics.warning()) is not None:
             trackers.say(warning)
         # The engine ends before its record is compacted, so nothing writes to it any longer.

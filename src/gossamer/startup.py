@@ -7,6 +7,7 @@ This module imports only what Python has imported at its own start, so that proc
 from __future__ import annotations
 
 import codecs
+import errno
 import io
 import os
 import sys
@@ -60,12 +61,19 @@ def _provide(descriptor: int, name: str) -> None:
 
 
 class _Output(io.FileIO):
-    """A standard stream whose reader may end before the work does, as in ``gossamer sweep FILE | head``."""
+    """A standard stream whose reader may end before the work does, as in ``gossamer sweep FILE | head``, or whose terminal
+    may be closed."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._gone = (errno.EPIPE, errno.EIO) if self.isatty() else (errno.EPIPE,)
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if error.errno not in self._gone:
+                raise
             return memoryview(data).nbytes
 
 

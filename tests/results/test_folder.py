@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from gossamer.errors import BadInput
-from gossamer.results.folder import RunFolder, atomic, environment, write_json, write_text
+from gossamer.results.folder import RunFolder, atomic, environment, read_environment, write_json, write_text
 from gossamer.results.recorder import compact
 
 
@@ -122,3 +122,15 @@ def test_environment_records_versions_machine_and_command() -> None:
     assert "gossamer" in recorded["packages"]
     assert recorded["machine"]["cpus"] >= 1
     assert json.loads(json.dumps(recorded)) == recorded
+
+
+def test_tokens_are_hidden_in_new_and_old_records(tmp_path: Path) -> None:
+    """An older version has stored them, also where a run was resumed."""
+    command = ["gossamer", "run", "x.yaml", "--token", "secret", "--token=secret", "--set", "a=secret"]
+    hidden = ["gossamer", "run", "x.yaml", "--token", "***", "--token=***", "--set", "a=secret"]
+    assert environment(command)["command"] == hidden
+    old = {"run": "test", "command": command, "resumed": [{"command": ["gossamer", "resume", "--token"]}]}
+    write_json(tmp_path / "environment.json", old)
+    recorded = read_environment(tmp_path)
+    assert recorded["command"] == hidden
+    assert recorded["resumed"] == [{"command": ["gossamer", "resume", "--token"]}]

@@ -43,6 +43,9 @@ _RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetenso
 _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
+_SECRETS = ("--token", "--join")
+HIDDEN = "***"
+"""What stands in place of a secret."""
 _COMPUTING = ("gossamer", "torch", "numpy")
 _NOT_OFFERED = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 """What file systems answer to a call that they do not have."""
@@ -173,7 +176,26 @@ def read_environment(folder: Path) -> dict[str, Any]:
     """The contents of ``environment.json``; empty if it is missing."""
     path = folder / "environment.json"
     recorded = files.read_json(path, Environment, folder) if path.exists() else {}
-    return dict(files.shallow(recorded, str(path)))
+    found = dict(files.shallow(recorded, str(path)))
+    for one in (found, *found.get("resumed", [])):  # an older version has recorded tokens
+        if "command" in one:
+            one["command"] = without_secrets(one["command"])
+    return found
+
+
+def without_secrets(command: Sequence[str], secret: str | None = None) -> list[str]:
+    """A command line with ``***`` in place of tokens: those that options name, and ``secret``."""
+    shown, hides = list[str](), False
+    for text in command:
+        name, sign, _ = text.partition("=")
+        if hides:
+            shown.append(HIDDEN)
+        elif sign and name in _SECRETS:
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(text.replace(secret, HIDDEN) if secret else text)
+        hides = not hides and text in _SECRETS
+    return shown
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -191,7 +213,10 @@ def environment(
     """Command, start, machine, mode of the matrix kernels, versions of gossamer's dependencies, and the fingerprint of own
     code and data, if given. ``computes_here`` tells whether this process computes, or only processes that it starts."""
     return {
-        "command": [text.encode(errors="surrogateescape").decode(errors="replace") for text in command],
+        "command": [
+            text.encode(errors="surrogateescape").decode(errors="replace")
+            for text in without_secrets(command)
+        ],
         "started": datetime.now(UTC).isoformat(),
         **this_computer(computes_here=computes_here),
         **({} if fingerprint is None else {"fingerprint": fingerprint}),

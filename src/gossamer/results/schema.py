@@ -61,6 +61,7 @@ class OfWorker(Computer, total=False):
 class Origin(Computer, total=False):
     """Where a run was computed, and from what: by ``workers``, if there are any, or else by this computer."""
 
+    command: list[str]
     fingerprint: Fingerprint
     workers: list[OfWorker]
 

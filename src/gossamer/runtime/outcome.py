@@ -30,6 +30,8 @@ _MAX_CLAUSES = 5  # waits described
 
 
 SILENT_ROUNDS = 1000
+hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""The signal of a terminal that was closed; Windows has none."""
 
 
 def nothing_sent(stop: Stop, sent: float, rounds: float) -> RunFailed | None:
@@ -124,16 +126,21 @@ def ending_signals(
     say: Callable[[str], object],
     what: str = "the run ends and keeps its record",
 ) -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM end the run gracefully, with its results; a second signal interrupts at once. ``say`` tells
-    the user so at the first one, also while an algorithm keeps running and so keeps the run from ending. ``what`` happens
-    then."""
+    """Make Ctrl-C, SIGTERM and SIGHUP (a closed terminal, unless this process ignores it, as with nohup) end the run
+    gracefully, with its results; a second signal interrupts at once. ``say`` tells the user so at the first one, also while
+    an algorithm keeps running and so keeps the run from ending. ``what`` happens then."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        before[hangup] = signal.getsignal(hangup)
 
     def handle(number: int, frame: FrameType | None) -> None:
         restore()
+        if number == hangup:  # a closed session may send a second one, from its shell and from the system
+            del before[signal.SIGHUP]
+            signal.signal(number, signal.SIG_IGN)
         stop()
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         with suppress(OSError, RuntimeError):  # RuntimeError: the signal came while a line was being printed

@@ -3,6 +3,9 @@ worker computed which nodes, with what, and when it was away."""
 
 from __future__ import annotations
 
+import os
+import selectors
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -16,6 +19,7 @@ from gossamer import Experiment, RunFailed
 from gossamer.results.observer import Observer
 from gossamer.results.report import render
 from gossamer.runtime.processes.coordinator.computers import new_numerics, unlike
+from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.worker.worker import run_worker
 from worker_fleet import TOKEN, Fleet, free_port
@@ -173,7 +177,14 @@ def test_other_code_and_other_data_are_refused_by_name(
 def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Listen, here: Path) -> None:
     for _ in range(2):
         start("a")
-    run = gossamer.run(experiment(), here, observer=(observer := Says()), listen=listen)
+    command = ["gossamer", "run", "--token", TOKEN, f"--token={TOKEN}", f"of-a-script:{TOKEN}"]
+    observer = Says()
+    run = gossamer.run(experiment(), here, observer=observer, listen=listen, command=command)
+    shown = ["gossamer", "run", "--token", "***", "--token=***", "of-a-script:***"]
+    assert run.environment["command"] == shown
+    assert not [
+        path for path in run.path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()
+    ]
     first, second = run.environment["workers"]
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
     for worker in (first, second):
@@ -197,6 +208,7 @@ def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Lis
     page = render([run])
     assert '<section id="machines"><h2>Machines</h2>' in page
     assert '<tr><th scope="row">worker 1 (127.0.0.1)</th>' in page
+    assert TOKEN not in page
 
 
 def test_folder_of_data_that_is_missing_is_refused(
@@ -270,6 +282,60 @@ def test_worker_whose_node_has_failed_says_so_and_the_others_only_why_it_is_over
     culprit, other = (first, second) if codes[0] else (second, first)
     assert fleet.last_line(culprit) == f"error: the run has failed because of this worker: {why}"
     assert fleet.last_line(other) == f"gossamer: the run is over (failed: {why})"
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_worker_that_is_stopped_says_goodbye(
+    number: int,
+    start: Start,
+    fleet: Fleet,
+    listen: Listen,
+    here: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The others do not look for it: the run ends long before ``failures.detection_s``."""
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    workers = [start("a", slots=2) for _ in range(2)]
+
+    class Stops(Says):
+        def row(self, row: Mapping[str, Any]) -> None:
+            if row["round"] == 1:
+                os.kill(workers[0], number)
+
+    described = experiment(
+        algorithm={"name": "lazy:Lazy", "after": str(here / "never")}, failures={"detection_s": 3000.0}
+    )
+    with pytest.raises(
+        RunFailed, match=r"^node \d died in round \d: worker \d \(127.0.0.1\) was stopped$"
+    ) as failed:
+        gossamer.run(described, here, observer=Stops(), listen=listen)
+    assert fleet.wait(workers[0]) == 130
+    assert fleet.last_line(workers[0]) == "error: interrupted"
+    assert fleet.wait(workers[1]) == 0
+    assert fleet.last_line(workers[1]).endswith(f"(failed: {failed.value})")
+    assert not list(temporary.glob("gossamer-worker-*"))
+    assert failed.value.folder is not None
+    assert len(details(gossamer.load_run(failed.value.folder).events, "worker-stopped")) == 1
+
+
+def test_unauthenticated_refusal_does_not_end_a_waiting_worker(
+    fleet: Fleet, tmp_path: Path, start: Start, listen: Listen, here: Path
+) -> None:
+    """An impostor without the token refuses the workers, until the coordinator is there."""
+    answered: list[str] = []
+    with (
+        selectors.DefaultSelector() as selector,
+        WorkerListener(listen.address, "the impostor's token") as impostor,
+    ):
+        impostor.open(selector, lambda *_: "never", answered.append)
+        workers = [start("a") for _ in range(2)]
+        while fleet.said().count("says: this worker has the wrong token") < 2:
+            for key, events in selector.select(0.1):
+                key.data(events)
+    assert gossamer.run(experiment(), here, listen=listen).status == "done"
+    assert [fleet.wait(pid) for pid in workers] == [0, 0]
 
 
 COMPUTER: dict[str, Any] = {

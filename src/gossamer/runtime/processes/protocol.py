@@ -564,7 +564,7 @@ class Differs(ProtocolMessage):
 
 
 class Refused(ProtocolMessage):
-    """The experiment can't be run, or the worker can't join."""
+    """The experiment can't be run."""
 
     problems: Lines
 
@@ -572,7 +572,11 @@ class Refused(ProtocolMessage):
         self.problems = lines(self.problems)
 
 
-FromWorker = NodeReport | Preparing | Prepared | Differs | Refused | Acknowledge
+class Leaving(ProtocolMessage):
+    """The worker was stopped by its user, and ends with its nodes."""
+
+
+FromWorker = NodeReport | Preparing | Prepared | Differs | Refused | Leaving | Acknowledge
 """Messages from a worker to the coordinator."""
 
 
@@ -595,5 +599,15 @@ class Welcome(ProtocolMessage):
     clock: float  # the coordinator's monotonic clock
 
 
-ToJoining = Welcome | Refused
+class NotAdmitted(ProtocolMessage):
+    """The worker can't join. Without the coordinator's proof, anyone may have said so."""
+
+    why: Line
+    proof: bytes = b""
+
+    def __post_init__(self) -> None:
+        self.why = line(self.why)
+
+
+ToJoining = Welcome | NotAdmitted
 """Messages from the coordinator to a worker that joins."""

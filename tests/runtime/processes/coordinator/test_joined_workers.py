@@ -100,7 +100,7 @@ def test_worker_lost_early_takes_only_its_joined_nodes(scene: Scene) -> None:
     coordinator._rows = SimpleNamespace(target_met=lambda: False)
     coordinator._reports, coordinator._most_bytes = SimpleNamespace(bytes_sent=0), math.inf
     scene.workers._emit = coordinator._take
-    scene.workers._lose("a", "it was out of reach for 10 s")
+    scene.workers._lose("a", "is lost: it was out of reach for 10 s")
     assert deaths == [1]  # node 2 has not joined yet, and will on another worker
 
 

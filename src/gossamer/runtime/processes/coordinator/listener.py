@@ -13,7 +13,7 @@ from collections.abc import Callable
 from gossamer import __version__
 from gossamer.errors import BadInput
 from gossamer.runtime.processes.channel import LARGEST_STRANGER, SelectorChannel, parse_address
-from gossamer.runtime.processes.protocol import JoinRequest, Refused, line
+from gossamer.runtime.processes.protocol import JoinRequest, NotAdmitted, line
 from gossamer.runtime.processes.security import check_token, context, issue, proof
 
 JOIN_S = 10.0
@@ -78,7 +78,7 @@ class WorkerListener:
     def _hear(self, stranger: SelectorChannel[JoinRequest], host: str, join: JoinRequest) -> None:
         if not hmac.compare_digest(join.proof, self.proof("worker", join.nonce)):
             self._report(f"a worker at {host} does not know the token of this run: it has not joined")
-            self._refuse(stranger, "it has the wrong token")
+            self._refuse(stranger, NotAdmitted("this worker has the wrong token"))
             return
         why: str | None = f"it runs gossamer {line(join.version)}, and the coordinator {__version__}"
         if join.version == __version__:
@@ -87,17 +87,17 @@ class WorkerListener:
             del self._strangers[stranger]
         else:
             self._report(f"a worker at {host} has not joined: {why}")
-            self._refuse(stranger, why)
+            self._refuse(stranger, NotAdmitted(why, self.proof("coordinator", join.nonce)))
 
     def _report(self, refusal: str) -> None:
         if refusal not in self._reported and len(self._reported) < MAX_STRANGERS:
             self._reported.add(refusal)
             self._refused(refusal)
 
-    def _refuse(self, stranger: SelectorChannel[JoinRequest], why: str | None = None) -> None:
+    def _refuse(self, stranger: SelectorChannel[JoinRequest], answer: NotAdmitted | None = None) -> None:
         self._strangers.pop(stranger, None)
-        if why is not None:
-            stranger.send(Refused([why]))
+        if answer is not None:
+            stranger.send(answer)
         stranger.close()
 
     def drop_silent(self) -> None:

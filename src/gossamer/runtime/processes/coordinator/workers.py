@@ -148,6 +148,8 @@ class Workers(ABC):
                 self._refuse(worker, f"can't run the experiment: {'; '.join(problems)}")
             case protocol.Differs(what=what):
                 self._refuse(worker, f"has other code or data than the coordinator: {some(what)}")
+            case protocol.Leaving():
+                self._left(worker)
             case protocol.Preparing(what=what):
                 worker.doing = what
                 self._say(f"{worker.name} {what}, which may take a minute")
@@ -161,6 +163,10 @@ class Workers(ABC):
 
     def _prepared(self, worker: _Worker, message: protocol.Prepared) -> None:
         worker.ready = True
+
+    def _left(self, worker: _Worker) -> None:
+        """A worker was stopped."""
+        raise Violation("that it was stopped")
 
     def _refuse(self, worker: _Worker, why: str) -> None:
         """Go on without a worker that can't take part, or fail if nothing else can take its place."""
@@ -370,7 +376,7 @@ class JoinedWorkers(Workers):
         if not (self._replaceable or self._began):
             super()._refuse(worker, why)
         # Its connection stays open until it has heard why.
-        del self._workers[next(name for name, other in self._workers.items() if other is worker)]
+        del self._workers[self._session_of(worker)]
         worker.session.send(protocol.RunOver("refused", f"it {why}"))
         self._changed_at = time.monotonic()
         self._told = [session for session in self._told if session.channel is not None] + [worker.session]
@@ -383,19 +389,25 @@ class JoinedWorkers(Workers):
         if self._closing or session_name not in self._workers:
             return
         if error is not None:
-            self._lose(session_name, f"it sent {error}")
+            self._lose(session_name, f"is lost: it sent {error}")
         else:
             worker = self._workers[session_name]
             worker.away = time.monotonic()
             self._record("worker-away", f"{worker.name} is out of reach")
 
-    def _lose(self, session_name: str, why: str) -> None:
-        """A worker is gone for good, and its nodes with it."""
+    def _left(self, worker: _Worker) -> None:
+        self._lose(self._session_of(worker), "was stopped", "worker-stopped")
+
+    def _session_of(self, worker: _Worker) -> str:
+        return next(name for name, other in self._workers.items() if other is worker)
+
+    def _lose(self, session_name: str, what: str, event: str = "worker-lost") -> None:
+        """A worker is gone for good, and its nodes with it. ``what`` has happened to it."""
         worker = self._workers.pop(session_name)
         worker.session.close()
-        text, self._gone[session_name] = f"{worker.name} is lost: {why}", f"it is lost: {why}"
+        text, self._gone[session_name] = f"{worker.name} {what}", f"it {what}"
         self._changed_at = time.monotonic()
-        self._record("worker-lost", text)
+        self._record(event, text)
         for rank in sorted(rank for rank, home in self._at.items() if home is worker):
             self._emit(NodeReport(rank, self._incarnations.get(rank, 0), protocol.Exited(text)))
 
@@ -406,7 +418,7 @@ class JoinedWorkers(Workers):
         for session_name, worker in list(self._workers.items()):
             if worker.away is not None:
                 if now > worker.away + self._silent_s:
-                    self._lose(session_name, f"it was out of reach for {self._silent_s:g} s")
+                    self._lose(session_name, f"is lost: it was out of reach for {self._silent_s:g} s")
             elif not worker.ready and now > worker.joined_at + self._start_s:
                 limit = f"engine.start_timeout_s = {self._start_s:g} s"
                 self._refuse(worker, f"was not ready within {limit} after it had joined")

@@ -44,7 +44,11 @@ FLUSH_S = 5.0  # seconds without progress before the last row omits unsent bytes
 
 def main(rank: int, setup: Setup, context: NodeContext, resources: ComputeResources) -> int:
     """Run a node, from a checkpoint if there is one, in a newly forked process. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the launcher, which ends the run gracefully
+    for number in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    ):  # they go to the launcher, too, which ends the run gracefully
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     async def run() -> int:  # creates the node in its loop

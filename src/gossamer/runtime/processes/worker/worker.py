@@ -18,7 +18,7 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from gossamer.runtime.processes.protocol import (
     Fork,
     Job,
     NodeReport,
+    NotAdmitted,
     Refused,
     Tell,
     Violation,
@@ -61,6 +62,8 @@ log = logging.getLogger("gossamer")
 
 CONNECT_S, HANDSHAKE_S = 1.0, 10.0
 """Timeouts, in seconds, for connecting and for the coordinator's answer to a worker that joins."""
+LEAVE_S = 2.0
+"""Seconds that a worker which was stopped takes to tell the coordinator so."""
 RETRY_S = 0.5
 """Seconds between two attempts to reach the coordinator."""
 SIGN_S = 1.0
@@ -74,8 +77,9 @@ _PREFIX, _LOCK = "gossamer-worker-", ".lock"
 
 
 def join(address: str, token: str, session: str, slots: int, received: int) -> tuple[ssl.SSLSocket, Welcome]:
-    """Connect to a coordinator and prove knowledge of the token. Returns the connection and the answer. Raises
-    OSError if it can't be reached, and RunFailed if it does not know the token or refuses this worker."""
+    """Connect to a coordinator and prove knowledge of the token. Returns the connection and the answer. Raises RunFailed if
+    the coordinator refuses this worker, and OSError if it can't be reached: what answers there and does not prove that it
+    knows the token may be anyone."""
     end: socket.socket = socket.create_connection(parse_address(address), CONNECT_S)
     try:
         end.settimeout(HANDSHAKE_S)
@@ -83,20 +87,23 @@ def join(address: str, token: str, session: str, slots: int, received: int) -> t
         channel: Channel[protocol.ToJoining] = Channel(tls, protocol.ToJoining, LARGEST_STRANGER)
         certificate, nonce = tls.getpeercert(binary_form=True) or b"", secrets.token_bytes(NONCE_BYTES)
         request_proof = proof(token, "worker", certificate, nonce)
+        expected = proof(token, "coordinator", certificate, nonce)
         channel.send(protocol.JoinRequest(__version__, session, slots, received, nonce, request_proof))
         match channel.receive():
             case None:
                 raise ConnectionError("the coordinator closed the connection")
-            case Refused(problems=problems):
-                raise RunFailed(f"{address} refuses this worker: {'; '.join(problems)}")
+            case NotAdmitted(why=why, proof=shown) if hmac.compare_digest(shown, expected):
+                raise RunFailed(f"{address} refuses this worker: {why}")
+            case NotAdmitted(why=why):
+                raise ConnectionError(f"what listens there does not know this token, and says: {why}")
             case Welcome() as welcome:
-                if not hmac.compare_digest(welcome.proof, proof(token, "coordinator", certificate, nonce)):
-                    raise RunFailed(f"{address} does not know the token")
+                if not hmac.compare_digest(welcome.proof, expected):
+                    raise ConnectionError("what listens there does not know this token")
                 return tls, welcome
     except BaseException as error:
         end.close()
         if isinstance(error, Violation):
-            raise RunFailed(f"{address} does not speak this version's protocol: {error}") from None
+            raise ConnectionError(f"what listens there sent {error}") from None
         raise
 
 
@@ -112,7 +119,25 @@ class Worker:
         self._pool: ProcessPool | None = None
         self._host = "127.0.0.1"
         self._over: protocol.RunOver | None = None
+        # Whether a signal has stopped this worker, and whether one may interrupt what it does.
+        self._stopped = self._interruptible = False
         self._refusal = ""  # why this worker can't take part, as it has told the coordinator
+
+    def stop(self) -> None:
+        """End soon, at the user's request; for signal handlers."""
+        self._stopped = True
+        if self._interruptible:
+            self._interruptible = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def _interrupted(self) -> Iterator[None]:
+        """Let :meth:`stop` interrupt what takes long, and so can't look."""
+        self._interruptible = True
+        try:
+            yield
+        finally:
+            self._interruptible = False
 
     def attach(self, end: socket.socket, received: int = 0) -> None:
         """Continue on this connection to the coordinator, which has received ``received`` messages."""
@@ -147,7 +172,8 @@ class Worker:
     def _prepare(self, job: Job) -> None:
         folder = self._folder(job)
         try:
-            setup = prepare(Experiment.of(self._experiment(job), folder), job.trainer)
+            with self._interrupted():
+                setup = prepare(Experiment.of(self._experiment(job), folder), job.trainer)
             raise_descriptor_limit(setup.experiment.nodes)
         except BadInput as error:
             self._refusal = f"it can't run the experiment: {'; '.join(error.problems)}"
@@ -166,7 +192,8 @@ class Worker:
         if resources.trainer.compiles_first:
             log.info("compiling the trainer's kernels: this may take a minute, once")
             self._session.send(protocol.Preparing("compiles kernels"))
-        resources.warm_up()
+        with self._interrupted():
+            resources.warm_up()
         run = RunFolder.open(folder)
         self._pool = ProcessPool(setup, run, resources, job, self._selector, self._relay, self._host)
         self._session.send(protocol.Prepared(computer, apart))
@@ -225,15 +252,29 @@ def run_worker(
     check_supported()
     if data_root is not None and not Path(data_root).is_dir():
         raise BadInput(f"--data-root {data_root}: accepted: a folder of this machine")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the worker as Ctrl-C does
     remove_abandoned_folders()
     with own_folder() as folder:
         worker = JoinedWorker(coordinator, token, slots, folder, address, data_root, wait_s)
-        try:
-            worker.run()
-        finally:
-            worker.close()
-            signal.signal(signal.SIGTERM, before)
+        with stopped_by_signals(worker.stop):
+            try:
+                worker.run()
+            finally:
+                worker.close()
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
+    """Call ``stop`` at Ctrl-C, SIGTERM and SIGHUP (a closed terminal), but for those that this process ignores, as with
+    nohup."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, lambda *_: stop())
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager
@@ -285,9 +326,27 @@ class JoinedWorker(Worker):
         # While there is no connection: when to try again, and until when.
         self._retry_at, self._deadline = 0.0, time.monotonic() + wait_s
         self._sign_at = 0.0  # when to show the next sign of life
+        self._obstacle = ""  # why the last attempt has failed
 
     def run(self) -> None:
+        try:
+            self._run()
+        except KeyboardInterrupt:
+            self._leave()
+            raise
+
+    def _leave(self) -> None:
+        """Tell the coordinator that this worker was stopped."""
+        self._stopped = True
+        self._session.send(protocol.Leaving())
+        deadline = time.monotonic() + LEAVE_S
+        while not self._session.settled and time.monotonic() < deadline:
+            self.serve()
+
+    def _run(self) -> None:
         while self._over is None and not (self._refusal and self._session.settled):
+            if self._stopped:
+                raise KeyboardInterrupt
             if self._session.channel is None and time.monotonic() > self._retry_at:
                 self._join()
             if time.monotonic() > self._sign_at:
@@ -305,18 +364,21 @@ class JoinedWorker(Worker):
         """Try to reach the coordinator."""
         received = self._session.received
         try:
-            end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
+            with self._interrupted():
+                end, welcome = join(self._coordinator, self._token, self._name, self._slots, received)
         except OSError as error:
             if time.monotonic() > self._deadline and received:
                 lost = f"the coordinator was out of reach for {self._reconnect_s:g} s"
                 raise RunFailed(f"{lost}: this worker's nodes have ended") from error
             if time.monotonic() > self._deadline:
-                raise RunFailed(f"no coordinator at {self._coordinator}") from error
-            if self._retry_at == 0.0:
-                log.info("waiting for a coordinator at %s (%s)", self._coordinator, error)
+                raise RunFailed(f"no coordinator at {self._coordinator}: {error}") from error
+            if (obstacle := str(error)) != self._obstacle:
+                self._obstacle = obstacle
+                log.info("waiting for a coordinator at %s (%s)", self._coordinator, obstacle)
             self._retry_at = time.monotonic() + RETRY_S
             return
         log.info("joined %s", self._coordinator)
+        self._obstacle = ""
         self._end = end
         keep_alive(end, self._reconnect_s)
         self._host = self._address or str(end.getsockname()[0])
@@ -327,7 +389,8 @@ class JoinedWorker(Worker):
         if error is not None:  # the same message would be sent again on the next connection
             raise RunFailed(f"{self._coordinator} sent {error}")
         self._deadline = time.monotonic() + self._reconnect_s
-        log.info("the coordinator is out of reach; nodes continue")
+        if not self._stopped:
+            log.info("the coordinator is out of reach; nodes continue")
 
     def _take(self, message: protocol.ToWorker) -> None:
         if isinstance(message, Fork):
