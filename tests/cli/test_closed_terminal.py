@@ -16,7 +16,8 @@ def test_run_whose_terminal_is_closed_ends_in_order(tmp_path: Path) -> None:
         "nodes": 2,
         "task": {"name": "least-squares", "features": 3, "samples": 16},
         "algorithm": "d-psgd",
-        "stop": {"rounds": 10**5},
+        "evaluation": {"every_rounds": 1000},
+        "stop": {"rounds": 10**6},
     }
     Experiment.of(fields).save(tmp_path / "experiment.yaml")
     ours, theirs = os.openpty()
