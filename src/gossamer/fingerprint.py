@@ -262,6 +262,13 @@ def _version(package: str) -> str | None:
         return None
 
 
+def own_sources() -> dict[str, str]:
+    """The SHA-256 of each of gossamer's own source files, which may have been edited since its version was released."""
+    root = Path(__file__).parent
+    names = sorted(path.relative_to(root.parent).as_posix() for path in root.rglob("*.py"))
+    return {name: hashlib.sha256((root.parent / name).read_bytes()).hexdigest() for name in names}
+
+
 # --- data
 
 

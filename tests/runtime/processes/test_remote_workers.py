@@ -172,6 +172,9 @@ def test_run_resumes_after_worker_and_coordinator_are_killed(
     run = gossamer.resume(folder, listen=listen)
     assert same(run, undisturbed(described, tmp_path))
     assert run.metrics.group_by("node", "round").len()["len"].max() == 1
+    first, *_, last = (run.environment, *run.environment["resumed"])
+    for environment in (first, last):
+        assert sorted(rank for worker in environment["workers"] for rank in worker["ranks"]) == [0, 1, 2, 3]
 
 
 def test_joining_worker_takes_over_nodes_of_a_killed_one(
@@ -195,6 +198,9 @@ def test_joining_worker_takes_over_nodes_of_a_killed_one(
     lost = set(events.filter(events["event"] == "lost")["node"])
     assert len(lost) == 2
     assert set(events.filter(events["event"] == "returned")["node"]) == lost
+    *_, replacement = run.environment["workers"]
+    assert set(replacement["ranks"]) == lost
+    assert replacement["worker"] == "worker 3 (127.0.0.1)"
     began = events.filter(events["event"] == "begins")["detail"]
     assert all("its checkpoint of round" in text for text in began)
     last = run.metrics.filter(run.metrics["round"] == 30)

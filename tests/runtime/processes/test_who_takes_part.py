@@ -16,8 +16,10 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, RunFailed
+from gossamer.fingerprint import own_sources
 from gossamer.results.observer import Observer
 from gossamer.results.report import render
+from gossamer.runtime.processes.coordinator import workers as coordinator_workers
 from gossamer.runtime.processes.coordinator.computers import new_numerics, unlike
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import Listen
@@ -172,6 +174,23 @@ def test_other_code_and_other_data_are_refused_by_name(
         assert f"refuses this worker: it has other code or data than the coordinator: {text}" in fleet.said()
     assert [fleet.wait(pid) for pid in refused] == [1, 1, 1]
     assert [fleet.wait(pid) for pid in good] == [0, 0]
+
+
+def test_gossamer_itself_must_be_the_same(
+    start: Start, fleet: Fleet, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version is no proof: its files may have been edited on one machine."""
+    changed = {**own_sources(), "gossamer/algorithms/d_psgd.py": "0" * 64}
+    monkeypatch.setattr(coordinator_workers, "own_sources", lambda: changed)
+
+    def end() -> None:
+        raise RunFailed("seen")
+
+    worker = start("a", slots=3)
+    with pytest.raises(RunFailed, match="^seen$"):
+        gossamer.run(experiment(), here, observer=Says(("is refused", 1, end)), listen=listen)
+    assert fleet.wait(worker) == 1
+    assert fleet.last_line(worker).endswith("than the coordinator: gossamer/algorithms/d_psgd.py")
 
 
 def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Listen, here: Path) -> None:

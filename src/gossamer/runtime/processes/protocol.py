@@ -466,6 +466,7 @@ class Job(ProtocolMessage):
     certificates: list[bytes]  # of every rank (DER); empty without TLS
     reconnect_s: float  # how long the worker tries to reach a lost coordinator
     fingerprint: Fingerprint | None = None  # of the coordinator's code and data, which the worker must have
+    sources: dict[str, str] = {}  # gossamer's own, likewise, for a worker on another machine
 
 
 class RunOver(ProtocolMessage):

@@ -29,6 +29,7 @@ from msgspec import structs
 from gossamer import files
 from gossamer.config import Experiment, Processes
 from gossamer.errors import BadInput, RecordError, RunFailed
+from gossamer.fingerprint import own_sources
 from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import (
     RunFolder,
@@ -329,7 +330,12 @@ class JoinedWorkers(Workers):
             contents |= self._file(self._resumed_from.folder / "manifest.json")
         certificates = [identity.certificate for identity in self._identities]
         self._job = structs.replace(
-            self._job, experiment=text, folder=None, files=contents, certificates=certificates
+            self._job,
+            experiment=text,
+            folder=None,
+            files=contents,
+            certificates=certificates,
+            sources=own_sources(),
         )
         listener.open(self._selector, self._admit, partial(record, "refused"))
 

@@ -30,7 +30,7 @@ from gossamer import __version__
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, RunFailed
-from gossamer.fingerprint import differences
+from gossamer.fingerprint import changed_code, differences, own_sources
 from gossamer.learning.malloc import keep_freed_memory
 from gossamer.results.folder import RunFolder, this_computer
 from gossamer.results.formatting import some
@@ -179,13 +179,15 @@ class Worker:
             self._refusal = f"it can't run the experiment: {'; '.join(error.problems)}"
             self._session.send(Refused(list(error.problems)))
             return
+        what = changed_code(job.sources, own_sources()) if job.sources else []
         apart = list[str]()
         if job.fingerprint is not None:
-            what, apart = differences(job.fingerprint, setup.fingerprint)
-            if what:
-                self._refusal = f"it has other code or data than the coordinator: {some(what)}"
-                self._session.send(protocol.Differs(what))
-                return
+            differing, apart = differences(job.fingerprint, setup.fingerprint)
+            what += differing
+        if what:
+            self._refusal = f"it has other code or data than the coordinator: {some(what)}"
+            self._session.send(protocol.Differs(what))
+            return
         computer: Any = this_computer()
         computer["packages"] = {**computer["packages"], **setup.fingerprint["packages"]}
         resources = ComputeResources(setup)
