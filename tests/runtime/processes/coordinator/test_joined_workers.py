@@ -116,6 +116,11 @@ def test_worker_that_returns_with_a_wrong_count_stays_away(
     assert scene.ours.fileno() == -1
     scene.workers.look_after()
     assert [report.rank for report in scene.heard] == [1, 2]
+    returns = JoinRequest("v", "a", 2, 7, b"n", b"p")
+    assert (
+        scene.workers._admit(returns, "host", lambda: scene.ours)
+        == "it is lost: it was out of reach for 10 s"
+    )
 
 
 def test_silence_within_the_limit_is_recorded_once_it_is_over(

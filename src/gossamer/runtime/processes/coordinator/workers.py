@@ -45,6 +45,7 @@ from gossamer.results.schema import TimelineRow
 from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Session, keep_alive
+from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS
 from gossamer.runtime.processes.coordinator.computers import in_words, new_numerics, unlike
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import ForkServer
@@ -151,7 +152,7 @@ class Workers(ABC):
                 self._refuse(worker, f"has other code or data than the coordinator: {some(what)}")
             case protocol.Leaving():
                 self._left(worker)
-            case protocol.Preparing(what=what):
+            case protocol.Preparing(what=what) if worker.doing != what:
                 worker.doing = what
                 self._say(f"{worker.name} {what}, which may take a minute")
             case NodeReport(rank=rank) if self._at.get(rank) is not worker:
@@ -306,7 +307,8 @@ class JoinedWorkers(Workers):
         *arguments: Any,
     ) -> None:
         super().__init__(*arguments)
-        self._listener, self._min_workers, self._record = listener, min_workers, record
+        self._listener, self._min_workers, self._record_event = listener, min_workers, record
+        self._events = 0
         self._silent_s, self._looked_at = self._job.reconnect_s, time.monotonic()
         self._replaceable = replaceable
         self._began = False  # whether each rank has a worker
@@ -337,7 +339,14 @@ class JoinedWorkers(Workers):
             certificates=certificates,
             sources=own_sources(),
         )
-        listener.open(self._selector, self._admit, partial(record, "refused"))
+        listener.open(self._selector, self._admit, partial(self._record, "refused"))
+
+    def _record(self, event: str, text: str) -> None:
+        self._events += 1
+        if self._events <= MAX_EVENTS:
+            self._record_event(event, text)
+        elif self._events == MAX_EVENTS + 1:
+            self._record_event("left-out", f"only the first {MAX_EVENTS:,} events of workers are recorded")
 
     def _file(self, path: Path) -> dict[str, bytes]:
         data = files.read(path, files.MAX_ROWS_BYTES, self._folder.path, "a checkpoint")
@@ -439,6 +448,7 @@ class JoinedWorkers(Workers):
 
     def close(self, reason: str, failure: RunFailed | None = None, faulty: Container[int] = ()) -> None:
         self._listener.close()
+        self._announce()
         super().close(reason, failure, faulty)
         for session in self._told:
             session.close()
