@@ -11,6 +11,7 @@ from gossamer.results.formatting import (
     distinguishing_names,
     flat,
     interval_text,
+    ranks_text,
     some,
     values_text,
 )
@@ -81,3 +82,8 @@ def test_long_lists_are_cut() -> None:
     assert some(["a"]) == "a"
     assert some(["a", "b", "c"]) == "a, b and c"
     assert some([*"abcdefgh"]) == "a, b, c, d, e and 3 more"
+
+
+def test_ranks_in_a_row_are_a_range() -> None:
+    assert ranks_text([7, 2, 0, 1, 9, 8, 4]) == "0-2, 4, 7-9"
+    assert ranks_text([]) == ""

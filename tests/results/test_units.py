@@ -176,6 +176,34 @@ def test_versions_and_evaluation_sets_are_named(tmp_path: Path) -> None:
     assert not any("ood" in note or "machine" in note or "gossamer" in note for note in notes)
 
 
+def test_workers_count_in_place_of_their_coordinator(tmp_path: Path) -> None:
+    """Several machines of one run are one value, which a run of the same machines has, too."""
+    runs = [timed(tmp_path, [(0.0, (0.1,)), (1.0, (0.5,))], seed=seed) for seed in (1, 2, 3)]
+    for run, hosts, version in zip(runs, ("ab", "ba", "cd"), ("7", "7", "8"), strict=True):
+        workers = [
+            {
+                "worker": host,
+                "machine": {"host": host},
+                "packages": {"torch": "2.9.0", "lab": version, "x": host},
+            }
+            for host in hosts
+        ]
+        prints = {"code": {}, "data": [], "packages": {"lab": "1"}, "unknown": []}
+        run.__dict__["environment"] = {
+            "machine": {"host": hosts[0]},
+            "packages": {"torch": "2.9.1"},
+            "fingerprint": prints,
+            "workers": workers,
+        }
+    notes = [
+        note for note in compare([Group("a", tuple(runs))], [ACCURACY]).notes if "its runs are of" in note
+    ]
+    assert notes == [
+        "a: its runs are of lab 7 (seeds 1 and 2) and 8 (seed 3).",
+        "a: its runs are of machine a, b (seeds 1 and 2) and c, d (seed 3).",
+    ]
+
+
 def test_own_modules_and_data_that_differ_are_named(tmp_path: Path) -> None:
     def file(name: str, hash_: str) -> dict[str, Any]:
         return {

@@ -258,7 +258,11 @@ def latest(recorded: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def computers(recorded: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """The parts of an environment that describe what has computed: its workers, or else the machine itself."""
-    workers: Sequence[Mapping[str, Any]] | None = recorded.get("workers")
+    named = recorded.get("fingerprint", {}).get("packages", {})
+    workers = list[Mapping[str, Any]]()
+    for worker in recorded.get("workers", ()):
+        packages = {name: text for name, text in worker.get("packages", {}).items() if name in named}
+        workers.append({**worker, "fingerprint": {"packages": packages}})
     return workers or [recorded]
 
 

@@ -221,7 +221,8 @@ def _workers(run: Run) -> list[tuple[str, ...]]:
             summary_of_numerics(worker["numerics"]) if "numerics" in worker else NOTHING,
             ", ".join(f"{name} {version}" for name, version in versions(worker).items()),
         )
-        for worker in latest(run.environment).get("workers", [])
+        for worker in computers(latest(run.environment))
+        if "worker" in worker
     ]
 
 
