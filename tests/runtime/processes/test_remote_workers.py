@@ -306,56 +306,6 @@ def test_refused_worker_of_an_executor_ends_the_run_at_once(
         gossamer.run(experiment(), tmp_path, listen=listen)
 
 
-def write_lab(folder: Path, stars: int, comment: str) -> None:
-    """An own algorithm, and ratings."""
-    data = folder / "root" / "movielens" / "ml-latest-small"
-    data.mkdir(parents=True)
-    rows = [f"{user},{film},{stars},0" for user in (1, 2, 3, 4) for film in range(1, 9)]
-    (data / "ratings.csv").write_text("userId,movieId,rating,timestamp\n" + "\n".join(rows))
-    (folder / "labs.py").write_text(
-        f"{comment}\nfrom gossamer.algorithms import DPSGD\nclass Own(DPSGD): pass\n"
-    )
-
-
-def test_worker_with_other_code_or_data_is_refused(
-    fleet: Fleet, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The run waits for workers that have the same, also at another place."""
-    for name, stars, comment in (
-        ("one", 3, "# as it is"),
-        ("two", 4, "# edited"),
-        ("three", 3, "# as it is"),
-    ):
-        write_lab(here / name, stars, comment)
-
-    def worker(name: str) -> int:
-        monkeypatch.chdir(here / name)
-        return fleet.start(listen.address, "--data-root", str(here / name / "root"), "--wait", "60", slots=2)
-
-    class Meets(At):
-        """Starts the others when the first worker has been refused."""
-
-        joined: tuple[int, ...] = ()
-
-        def say(self, text: str) -> None:
-            super().say(text)
-            if "is refused" in text and not self.joined:
-                self.joined = worker("one"), worker("three")
-
-    other, observer = worker("two"), Meets()
-    monkeypatch.chdir(here / "one")
-    described = experiment(task="movielens", algorithm="labs:Own", data_root="root", stop={"rounds": 2})
-    run = gossamer.run(described, here, observer=observer, listen=listen)
-    what = f"module labs ({here}/two/labs.py) and data_root/movielens/ml-latest-small/ratings.csv"
-    text = f"worker 1 (127.0.0.1) is refused: it has other code or data than the coordinator: {what}"
-    assert run.status == "done"
-    assert text in observer.texts
-    assert run.events.filter(pl.col("event") == "refused")["detail"].to_list() == [text]
-    assert fleet.wait(other) == 1
-    assert f"refuses this worker: it has other code or data than the coordinator: {what}" in fleet.said()
-    assert [fleet.wait(pid) for pid in observer.joined] == [0, 0]
-
-
 def test_taken_address_and_simulation_are_bad_input(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

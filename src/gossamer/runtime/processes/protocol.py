@@ -470,14 +470,22 @@ class Job(ProtocolMessage):
 
 
 class RunOver(ProtocolMessage):
-    """The run is over for a worker: how it ended, and what this worker or one of its nodes has done to end it, or to be
-    refused."""
+    """The run is over for a worker: how it ended, and why, if one of its nodes was the cause."""
 
     how: Line
     fault: Line = ""
 
     def __post_init__(self) -> None:
         self.how, self.fault = line(self.how), line(self.fault)
+
+
+class Dismissed(ProtocolMessage):
+    """The worker is refused."""
+
+    why: Line
+
+    def __post_init__(self) -> None:
+        self.why = line(self.why)
 
 
 class Acknowledge(ProtocolMessage):
@@ -488,7 +496,7 @@ class Acknowledge(ProtocolMessage):
 
 ToPool = Fork | Tell | Signal
 """Commands about the processes of nodes."""
-ToWorker = ToPool | Job | Acknowledge | RunOver
+ToWorker = ToPool | Job | Acknowledge | RunOver | Dismissed
 """Messages from the coordinator to a worker."""
 
 

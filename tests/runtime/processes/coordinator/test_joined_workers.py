@@ -168,7 +168,7 @@ def test_start_says_who_is_waited_for_and_ends_after_its_limit(
     scene.workers._take(scene.worker, Prepared())  # too late
     assert not scene.worker.ready
     sent: Any = scene.session._kept[-1]
-    assert msgspec.msgpack.decode(sent[4:]) == ["RunOver", "refused", f"it {late}"]
+    assert msgspec.msgpack.decode(sent[4:]) == ["Dismissed", f"it {late}"]
     clock[0] = 41.4
     scene.workers._check_start()
     assert scene.notices[-1] == "waiting for further workers (since 20 s)"

@@ -74,6 +74,7 @@ class _Worker:
     joined_at: float = field(default_factory=time.monotonic)
     doing: str = "loads the experiment"  # until it is ready
     ready: bool = False
+    dismissed: bool = False
     away: float | None = None  # since when it has been out of reach
     address: str = ""
     computer: protocol.Computer | None = None
@@ -140,7 +141,7 @@ class Workers(ABC):
 
     def _take(self, worker: _Worker, message: FromWorker) -> None:
         match message:
-            case _ if self._closing or worker not in self._workers.values():
+            case _ if self._closing or worker.dismissed:
                 return
             case protocol.Prepared() if not worker.ready:
                 self._prepared(worker, message)
@@ -392,8 +393,8 @@ class JoinedWorkers(Workers):
             super()._refuse(worker, why)
         # Its connection stays open until it has heard why.
         del self._workers[self._session_of(worker)]
-        worker.session.send(protocol.RunOver("refused", f"it {why}"))
-        self._changed_at = time.monotonic()
+        worker.session.send(protocol.Dismissed(f"it {why}"))
+        worker.dismissed, self._changed_at = True, time.monotonic()
         self._told = [session for session in self._told if session.channel is not None] + [worker.session]
         # A service may start a worker again and again.
         if (refusal := f"{worker.address} {why}") not in self._refused:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -121,7 +122,7 @@ class Worker:
         self._over: protocol.RunOver | None = None
         # Whether a signal has stopped this worker, and whether one may interrupt what it does.
         self._stopped = self._interruptible = False
-        self._refusal = ""  # why this worker can't take part, as it has told the coordinator
+        self._refusal = ""  # why this worker can't take part
 
     def stop(self) -> None:
         """End soon, at the user's request; for signal handlers."""
@@ -166,6 +167,8 @@ class Worker:
                 self._prepare(message)
             case protocol.RunOver():
                 self._over = message
+            case protocol.Dismissed(why=why):
+                self._refusal = self._refusal or why
             case protocol.Fork() | protocol.Tell() | protocol.Signal() if self._pool is not None:
                 self._pool.do(message)
 
@@ -270,8 +273,15 @@ def stopped_by_signals(stop: Callable[[], object]) -> Iterator[None]:
     nohup."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:  # a second one may follow while the worker cleans up
+            before.pop(signal.SIGHUP, None)
+            signal.signal(number, signal.SIG_IGN)
+        stop()
+
     for number in before:
-        signal.signal(number, lambda *_: stop())
+        signal.signal(number, handle)
     try:
         yield
     finally:
@@ -355,9 +365,8 @@ class JoinedWorker(Worker):
                 self._sign_at = time.monotonic() + SIGN_S
                 self._session.show_life()
             self.serve()
-        if self._over is None or self._over.how == "refused":
-            why = self._refusal or (self._over and self._over.fault)
-            raise RunFailed(f"{self._coordinator} refuses this worker: {why}")
+        if self._refusal or self._over is None:
+            raise RunFailed(f"{self._coordinator} refuses this worker: {self._refusal}")
         if self._over.fault:
             raise RunFailed(f"the run has failed because of this worker: {self._over.fault}")
         log.info("the run is over (%s)", self._over.how)
