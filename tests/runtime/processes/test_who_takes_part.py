@@ -20,7 +20,7 @@ from gossamer.fingerprint import own_sources
 from gossamer.results.observer import Observer
 from gossamer.results.report import render
 from gossamer.runtime.processes.coordinator import workers as coordinator_workers
-from gossamer.runtime.processes.coordinator.computers import new_numerics, unlike
+from gossamer.runtime.processes.coordinator.computers import new_numerics, differing
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.worker.worker import run_worker
@@ -223,7 +223,7 @@ def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Lis
         assert first["numerics"]["processor"] in text
         assert versions in text
     assert len(details(run.events, "worker-joined")) == 2
-    assert details(run.events, "unlike") == []
+    assert details(run.events, "machines-differ") == []
     page = render([run])
     assert '<section id="machines"><h2>Machines</h2>' in page
     assert '<tr><th scope="row">worker 1 (127.0.0.1)</th>' in page
@@ -376,12 +376,12 @@ def test_other_versions_and_processors_are_said_in_one_line() -> None:
         }
 
     alike = worker(1, machine={"host": "b"}, packages={"scipy": "2.0"})
-    assert unlike(COMPUTER, [alike]) is None
+    assert differing(COMPUTER, [alike]) is None
     others = [
         worker(2, packages={"numpy": "2.3.5"}),
         worker(3, packages={"numpy": "2.3.5"}, numerics={"kernels": "AVX2"}),
     ]
-    assert unlike(COMPUTER, [alike, *others]) == (
+    assert differing(COMPUTER, [alike, *others]) == (
         "not all machines compute alike, so the last bits may depend on who computes what:"
         " numpy 2.3.5 (not 2.4.6, as at the coordinator) at worker 2 and worker 3;"
         " Xeon, AVX2 kernels, MKL_CBWR=AUTO (not Xeon, AVX512 kernels, MKL_CBWR=AUTO) at worker 3"

@@ -141,10 +141,13 @@ def test_silence_within_the_limit_is_recorded_once_it_is_over(
         for _ in range(10):
             passes(0.5, heard=False)
         passes(0.5, heard=True)
-    assert scene.notices == ["worker-silent: worker 1 was not heard from for 5 s"]
+    assert scene.notices == [
+        "worker 1 has not been heard from for 3 s",
+        "worker-silent: worker 1 was not heard from for 5 s",
+    ]
     passes(60.0, heard=False)  # the coordinator was stopped
     passes(0.5, heard=True)
-    assert len(scene.notices) == 1
+    assert len(scene.notices) == 2
 
 
 def test_start_says_who_is_waited_for_and_ends_after_its_limit(

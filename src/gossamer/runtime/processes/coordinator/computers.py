@@ -16,7 +16,7 @@ def in_words(computer: Mapping[str, Any]) -> str:
     return f"{computer['machine']['host']}, {summary(computer['numerics'])}, {known}"
 
 
-def unlike(here: Mapping[str, Any], workers: Iterable[Mapping[str, Any]]) -> str | None:
+def differing(here: Mapping[str, Any], workers: Iterable[Mapping[str, Any]]) -> str | None:
     """One line that names the versions, processors and kernels of workers that are not those of the coordinator; None if
     there are none. Both are as in ``environment.json``."""
     found: dict[str, list[str]] = {}

@@ -46,7 +46,7 @@ from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Session, keep_alive
 from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS
-from gossamer.runtime.processes.coordinator.computers import in_words, new_numerics, unlike
+from gossamer.runtime.processes.coordinator.computers import in_words, new_numerics, differing
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, FromProcess, FromWorker, NodeReport, Violation, line
@@ -57,7 +57,7 @@ from gossamer.runtime.setup import Setup
 WAITING_S = 10.0
 """Seconds before the start after which it is first said who is waited for; then after twice as long, and so on."""
 SILENCE_S = 3.0
-"""Seconds without a sign of life after which a worker's silence is recorded once it is over."""
+"""Seconds without a sign of life after which a worker's silence is said, and recorded once it is over."""
 SPARE_WORKERS = 256
 """Workers that may join in addition to one for each node."""
 CLOSE_S = 5.0
@@ -439,6 +439,8 @@ class JoinedWorkers(Workers):
                 limit = f"engine.start_timeout_s = {self._start_s:g} s"
                 self._refuse(worker, f"was not ready within {limit} after it had joined")
             elif worker.session.heard == worker.heard and worker.ready:
+                if worker.silent_s <= SILENCE_S < worker.silent_s + passed_s:
+                    self._say(f"{worker.name} has not been heard from for {SILENCE_S:g} s")
                 worker.silent_s += passed_s
             else:
                 if worker.silent_s > SILENCE_S:
@@ -471,8 +473,8 @@ class JoinedWorkers(Workers):
     def _compare(self, workers: Iterable[_Worker]) -> None:
         """Say and record that workers compute otherwise than the coordinator, or than those of a run that continues."""
         known = [worker.record for worker in workers if worker.computer is not None]
-        if (text := unlike(self._computer, known)) is not None:
-            self._record("unlike", text)
+        if (text := differing(self._computer, known)) is not None:
+            self._record("machines-differ", text)
         if self._resumed_from is not None:
             recorded = read_environment(self._folder.path)
             before = {**recorded, "resumed": recorded.get("resumed", [])[:-1]}
