@@ -17,10 +17,11 @@ import pytest
 import gossamer
 from gossamer import Experiment, RunFailed
 from gossamer.fingerprint import own_sources
+from gossamer.results.folder import this_computer
 from gossamer.results.observer import Observer
 from gossamer.results.report import render
 from gossamer.runtime.processes.coordinator import workers as coordinator_workers
-from gossamer.runtime.processes.coordinator.computers import new_numerics, differing
+from gossamer.runtime.processes.coordinator.computers import differing, new_numerics
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.worker.worker import run_worker
@@ -193,9 +194,16 @@ def test_gossamer_itself_must_be_the_same(
     assert fleet.last_line(worker).endswith("than the coordinator: gossamer/algorithms/d_psgd.py")
 
 
-def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Listen, here: Path) -> None:
+def test_record_says_which_worker_computed_which_nodes(
+    start: Start, listen: Listen, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the record, on the page and in a line at the start, with other versions than the coordinator's, but no token."""
     for _ in range(2):
         start("a")
+    packages = {**this_computer()["packages"], "numpy": "2.3.5"}
+    monkeypatch.setattr(
+        coordinator_workers, "this_computer", lambda: {**this_computer(), "packages": packages}
+    )
     command = ["gossamer", "run", "--token", TOKEN, f"--token={TOKEN}", f"of-a-script:{TOKEN}"]
     observer = Says()
     run = gossamer.run(experiment(), here, observer=observer, listen=listen, command=command)
@@ -223,7 +231,14 @@ def test_record_says_which_worker_computed_which_nodes(start: Start, listen: Lis
         assert first["numerics"]["processor"] in text
         assert versions in text
     assert len(details(run.events, "worker-joined")) == 2
-    assert details(run.events, "machines-differ") == []
+    [differ] = details(run.events, "machines-differ")
+    assert differ in observer.texts
+    assert (
+        "numpy {} (not 2.3.5, as at the coordinator) at {} and {}".format(
+            first["packages"]["numpy"], first["worker"], second["worker"]
+        )
+        in differ
+    )
     page = render([run])
     assert '<section id="machines"><h2>Machines</h2>' in page
     assert '<tr><th scope="row">worker 1 (127.0.0.1)</th>' in page

@@ -46,7 +46,7 @@ from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.channel import Session, keep_alive
 from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS
-from gossamer.runtime.processes.coordinator.computers import in_words, new_numerics, differing
+from gossamer.runtime.processes.coordinator.computers import differing, in_words, new_numerics
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, FromProcess, FromWorker, NodeReport, Violation, line
