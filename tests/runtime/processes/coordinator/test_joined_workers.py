@@ -51,7 +51,6 @@ class Scene:
         workers._say = self.notices.append
         workers._replaceable, workers._began, workers._start_s, workers._changed_at = True, False, 20.0, 0.0
         workers._nodes, workers._min_workers = 4, 1
-        workers._say_at, workers._say_again_s = 10.0, 10.0
         workers._folder = SimpleNamespace(path=folder)
         workers._listener = SimpleNamespace(proof=lambda *parts: b"", drop_silent=lambda: None)
         self.workers: JoinedWorkers = workers
@@ -156,11 +155,11 @@ def test_start_says_who_is_waited_for_and_ends_after_its_limit(
     """A worker that loads for too long is refused, and others may come. Without any, the run fails."""
     clock = [0.0]
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    scene.worker.joined_at = 1.0
+    scene.worker.joined_at, reminder = 1.0, module.Reminder()
     scene.workers._take(scene.worker, Preparing("compiles kernels"))
     for at in (9.0, 10.5, 12.0, 21.5):
         clock[0] = at
-        scene.workers._check_start()
+        scene.workers._check_start(reminder)
         scene.workers.look_after()
     late = "was not ready within engine.start_timeout_s = 20 s after it had joined"
     assert scene.notices == [
@@ -173,8 +172,9 @@ def test_start_says_who_is_waited_for_and_ends_after_its_limit(
     sent: Any = scene.session._kept[-1]
     assert msgspec.msgpack.decode(sent[4:]) == ["Dismissed", f"it {late}"]
     clock[0] = 41.4
-    scene.workers._check_start()
+    scene.workers._check_start(reminder)
     assert scene.notices[-1] == "waiting for further workers (since 20 s)"
+    assert scene.workers.where([2, 1]) == "nodes 1-2 at worker 1"
     clock[0] = 41.6
     with pytest.raises(RunFailed, match="no further worker has joined within engine.start_timeout_s = 20 s"):
-        scene.workers._check_start()
+        scene.workers._check_start(reminder)

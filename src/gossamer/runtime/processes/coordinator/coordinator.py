@@ -44,7 +44,7 @@ from gossamer.runtime.processes.coordinator.lifecycle import (
 )
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.coordinator.reports import TrafficReports
-from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Workers
+from gossamer.runtime.processes.coordinator.workers import JoinedWorkers, LocalWorker, Reminder, Workers
 from gossamer.runtime.processes.fork_server import ForkServer
 from gossamer.runtime.processes.protocol import Fork, Signal, Tell, Violation
 from gossamer.runtime.recording import UNCOUNTED, UNCOUNTED_S, RunRecord, extrapolated, never_mixed
@@ -207,8 +207,12 @@ class Coordinator:
             metrics = read_metrics(self._folder.path)
             self._rows.resume(self._resumed_from, metrics)
             self._checks.resume(metrics)
+        reminder = Reminder()
         while not self._lifecycle.up:
             self._wait()
+            if reminder.due() and (late := self._lifecycle.not_up):
+                since_s = time.monotonic() - reminder.since
+                self.show(f"waiting for the start of {self._workers.where(late)} (since {since_s:.0f} s)")
         start = self._start = time.monotonic()
         self._clock.update(self._clock.now())  # the clock runs from here on
         self._checkpoints.begin(self._lifecycle.alive, start)

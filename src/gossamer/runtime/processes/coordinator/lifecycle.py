@@ -218,9 +218,8 @@ class Lifecycle:
         elif self._began is not None:
             self._check_nodes(now - self._began)
         elif now > self._start_deadline:
-            late = [node.rank for node in self.nodes.values() if node.address is None]
             limit = f"engine.start_timeout_s = {self._options.start_timeout_s}"
-            self._fail(f"nodes {late} were not up within {limit}")
+            self._fail(f"nodes {self.not_up} were not up within {limit}")
         return self._decided()
 
     def restart(self, rank: int, now: float) -> list[Decision]:
@@ -349,7 +348,12 @@ class Lifecycle:
 
     @property
     def up(self) -> bool:
-        return all(node.address for node in self.nodes.values())
+        return not self.not_up
+
+    @property
+    def not_up(self) -> list[int]:
+        """The nodes that do not accept connections yet."""
+        return [node.rank for node in self.nodes.values() if node.address is None]
 
     @property
     def to_restart(self) -> list[int]:

@@ -16,7 +16,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -62,6 +62,22 @@ SPARE_WORKERS = 256
 """Workers that may join in addition to one for each node."""
 CLOSE_S = 5.0
 """Seconds for telling the workers that the run is over."""
+
+
+class Reminder:
+    """Tells when to say again who is waited for: :data:`WAITING_S` after it was made, then after twice as long, and so on."""
+
+    def __init__(self) -> None:
+        self.since, self._pause_s = time.monotonic(), WAITING_S
+        self._due = self.since + WAITING_S
+
+    def due(self) -> bool:
+        now = time.monotonic()
+        if now <= self._due:
+            return False
+        self._pause_s *= 2
+        self._due = now + self._pause_s
+        return True
 
 
 @dataclass(eq=False)
@@ -220,8 +236,14 @@ class Workers(ABC):
 
     @abstractmethod
     def assemble(self, wait: Callable[[], None]) -> None:
-        """Assign a worker to each rank; calls ``wait`` until there are enough workers. RunFailed if one that has joined
-        is silent."""
+        """Assign a worker to each rank; calls ``wait`` until there are enough workers. RunFailed if there are not in time."""
+
+    def where(self, ranks: Iterable[int]) -> str:
+        """Nodes and the workers that have them, in words."""
+        at: dict[str, list[int]] = {}
+        for rank in ranks:
+            at.setdefault(self._at[rank].name, []).append(rank)
+        return some([f"{_nodes(ranks)} at {name}" for name, ranks in at.items()])
 
     def has_room(self, rank: int) -> bool:
         return self._worker_of(rank) is not None
@@ -319,8 +341,7 @@ class JoinedWorkers(Workers):
         self._gone: dict[str, str] = {}  # by session, why a worker is lost
         assert isinstance(self._setup.experiment.engine, Processes)
         self._start_s = self._setup.experiment.engine.start_timeout_s
-        # When to say who is waited for, and how long after that again; when something has changed.
-        self._say_at, self._say_again_s, self._changed_at = 0.0, WAITING_S, time.monotonic()
+        self._changed_at = time.monotonic()  # the workers, before the start
         environment = {**this_computer(), "fingerprint": self._setup.fingerprint}
         self._computer: Mapping[str, Any] = environment
         self._known: list[_Worker] = []  # all that were ready at some time
@@ -392,6 +413,7 @@ class JoinedWorkers(Workers):
         if not (self._replaceable or self._began):
             super()._refuse(worker, why)
         # Its connection stays open until it has heard why.
+        self._gone[self._session_of(worker)] = f"it {why}"
         del self._workers[self._session_of(worker)]
         worker.session.send(protocol.Dismissed(f"it {why}"))
         worker.dismissed, self._changed_at = True, time.monotonic()
@@ -486,9 +508,8 @@ class JoinedWorkers(Workers):
         if not (given := [worker for worker in self._known if worker.new]):
             return
         for worker in given:
-            nodes = f"node{'s' * (len(worker.new) > 1)} {ranks_text(worker.new)}"
             what = "" if worker.computer is None or worker.ranks else f": {in_words(worker.computer)}"
-            self._record("placed", f"{worker.name} has {nodes}{what}")
+            self._record("placed", f"{worker.name} has {_nodes(worker.new)}{what}")
             worker.ranks |= worker.new
             worker.new.clear()
         record_workers(self._folder.path, [worker.record for worker in self._known if worker.ranks])
@@ -497,8 +518,7 @@ class JoinedWorkers(Workers):
 
     def assemble(self, wait: Callable[[], None]) -> None:
         """Each worker gets contiguous ranks, in proportion to its slots."""
-        last_text, workers = "", self._workers
-        self._say_at = time.monotonic() + self._say_again_s
+        last_text, workers, reminder = "", self._workers, Reminder()
         while (short := self._short()) or self._loading():
             if short and short != last_text:
                 slots = -(-self._nodes // self._min_workers)
@@ -506,7 +526,7 @@ class JoinedWorkers(Workers):
                 self._say(f"{short}. Join with: {join}")
                 last_text = short
             wait()
-            self._check_start()
+            self._check_start(reminder)
         total, before = self._slots(), 0
         for worker in workers.values():
             before += worker.slots
@@ -533,12 +553,10 @@ class JoinedWorkers(Workers):
     def _loading(self) -> list[_Worker]:
         return [worker for worker in self._workers.values() if not worker.ready]
 
-    def _check_start(self) -> None:
+    def _check_start(self, reminder: Reminder) -> None:
         """Say from time to time who is waited for, and fail once nothing has changed for ``engine.start_timeout_s``."""
         now = time.monotonic()
-        if now > self._say_at:
-            self._say_again_s *= 2
-            self._say_at = now + self._say_again_s
+        if reminder.due():
             loading = [
                 f"{worker.name}, which {worker.doing} (since {now - worker.joined_at:.0f} s)"
                 for worker in self._loading()
@@ -562,6 +580,10 @@ class JoinedWorkers(Workers):
         elif fork.incarnation and (path := self._folder.restart(rank)).exists():
             contents = self._file(path)
         return structs.replace(fork, key=self._identities[rank].pem, files=contents)
+
+
+def _nodes(ranks: Collection[int]) -> str:
+    return f"node{'s' * (len(ranks) > 1)} {ranks_text(ranks)}"
 
 
 def _counted(count: int, noun: str) -> str:
