@@ -142,6 +142,7 @@ class SelectorChannel(Generic[M]):
         self._unpacker: Unpacker[M] = Unpacker(kinds, largest)
         self._handle, self._gone = handle, gone
         self.waiting = bytearray()  # bytes that the system has not accepted yet
+        self.arrived = 0  # bytes
         self._events = selectors.EVENT_READ
         self._open = True
         selector.register(end, self._events, self._serve)
@@ -178,6 +179,7 @@ class SelectorChannel(Generic[M]):
             return
         except OSError:
             data = b""
+        self.arrived += len(data)
         problem = None
         try:
             for message in self._unpacker.feed(data):
@@ -205,7 +207,7 @@ class Session(Generic[M]):
 
     Messages are numbered in order. Each end keeps its messages until the other end acknowledges them, and
     sends the remaining ones again on the next connection. So no message is lost or arrives twice.
-    ``received`` counts the messages received, and ``heard`` also signs of life."""
+    ``received`` counts the messages received."""
 
     def __init__(
         self,
@@ -218,7 +220,7 @@ class Session(Generic[M]):
         self._acknowledged = 0
         self._kept: deque[bytes] = deque()  # the messages sent since
         self.channel: SelectorChannel[M | Acknowledge] | None = None
-        self.received = self.heard = 0
+        self.received = 0
 
     def attach(self, end: socket.socket, received: int, *first: ProtocolMessage) -> None:
         """Continue on a new connection, whose other end has received ``received`` messages."""
@@ -233,6 +235,11 @@ class Session(Generic[M]):
         self._kept.append(pack(message))
         if self.channel is not None:
             self.channel.write(self._kept[-1])
+
+    @property
+    def heard(self) -> int:
+        """The number of bytes that have arrived on this connection, also of messages that are incomplete."""
+        return 0 if self.channel is None else self.channel.arrived
 
     def show_life(self) -> None:
         """Let the other end hear something."""
@@ -253,7 +260,6 @@ class Session(Generic[M]):
             self._acknowledged += 1
 
     def _take(self, message: M | Acknowledge) -> None:
-        self.heard += 1
         if isinstance(message, Acknowledge):
             self._acknowledge(message.count)
             return

@@ -126,12 +126,13 @@ def test_silence_within_the_limit_is_recorded_once_it_is_over(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not while the coordinator itself was stopped, nor for a worker that loads its data."""
-    clock = [100.0]
+    clock, session = [100.0], SimpleNamespace(heard=0)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(scene.worker, "session", session)
 
     def passes(seconds: float, *, heard: bool) -> None:
         clock[0] += seconds
-        scene.session.heard += heard
+        session.heard += heard
         scene.workers.look_after()
 
     for ready in (False, True):

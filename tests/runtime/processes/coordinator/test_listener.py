@@ -167,6 +167,21 @@ def test_short_token_and_malformed_address_are_bad_input() -> None:
             WorkerListener(address, TOKEN)
 
 
+def test_part_of_a_long_message_is_a_sign_of_life() -> None:
+    """It may take minutes over a slow link."""
+    selector, heard = selectors.DefaultSelector(), list[Any]()
+    session: Session[FromWorker] = Session(FromWorker, selector, heard.append, heard.append)
+    near, far = socket.socketpair()
+    with far:
+        session.attach(near, 0)
+        far.sendall(b"\xff\xff\0\0part")
+        [(key, events)] = selector.select()
+        key.data(events)
+        assert session.heard == 8
+        assert not heard
+        session.close()
+
+
 def test_session_resends_what_has_not_arrived() -> None:
     """No message is lost or duplicated, wherever a connection breaks."""
     selector = selectors.DefaultSelector()

@@ -96,7 +96,7 @@ class _Worker:
     computer: protocol.Computer | None = None
     ranks: set[int] = field(default_factory=set)  # those that it has computed, on record
     new: set[int] = field(default_factory=set)  # further ones that it computes
-    heard: int = 0  # signs of life at the last look
+    heard: int = 0  # what had arrived from it at the last look
     silent_s: float = 0.0  # since then, as far as the coordinator was not busy itself
 
     @property
