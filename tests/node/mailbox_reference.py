@@ -8,8 +8,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from gossamer.codecs.coder import Coder
 from gossamer.errors import PeerFailure

@@ -43,7 +43,7 @@ class BatchStream:
             piece = self._permutation(epoch)[offset : offset + stop - start]
             pieces.append(piece)
             start += len(piece)
-        return torch.from_numpy(np.concatenate(pieces))
+        return torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
     def _permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._epoch is None or self._epoch[0] != epoch:

@@ -119,14 +119,12 @@ class Rows:
 
     def is_row(self, tensor: Tensor) -> bool:
         """Whether a tensor is a whole row (or, off the CPU, could be one)."""
-        if (
-            tensor.dtype is not torch.float32
-            or tensor.shape != (self.length,)
-            or tensor.device.type != self.device.type
-        ):
+        if tensor.dtype is not torch.float32 or tensor.shape != (self.length,):
             return False
         if not self._pooled:
-            return tensor.is_contiguous()
+            return tensor.device.type == self.device.type and tensor.is_contiguous()
+        if not tensor.is_cpu:
+            return False
         # Only a whole row has this many values from the start of a row.
         index, rest = divmod(tensor.data_ptr() - self._base, self.stride * 4)
         return rest == 0 and 0 <= index < self.rows and tensor.is_contiguous()

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.learning.parameters import is_finite

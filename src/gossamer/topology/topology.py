@@ -288,6 +288,7 @@ class TopologySchedule:
             raise BadInput(f"{purpose}: {problem}; accepted: Topology")
         self.topology, self.nodes, self.seed, self.samples = resolved, nodes, seed, samples
         self._purpose = purpose
+        self._undrawn = self._weights_generator(0)  # for rules that do not draw
         self._held: dict[str, Any] = {}
         self._asked = HELD & signature(resolved.draw).parameters.keys()
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
@@ -353,12 +354,16 @@ class TopologySchedule:
         return dict(drawn.rows[rank])
 
     def _row(self, weights: Weights, graph: Graph, rank: int, round: int) -> dict[int, float]:
-        rng = generator(self.seed, f"{self._purpose}/weights", SHARED, round)
+        own = _is_own(weights)
+        rng = self._weights_generator(round) if own or weights.draws else self._undrawn
         with located(self._purpose):
             row = weights.row(graph, rank, self.samples, round, rng)
-        if _is_own(weights):
+        if own:
             self._check_row(weights, row, graph.neighbors(rank, "in"))
         return row
+
+    def _weights_generator(self, round: int) -> np.random.Generator:
+        return generator(self.seed, f"{self._purpose}/weights", SHARED, round)
 
     def _check_row(self, weights: Weights, row: Any, senders: Sequence[int]) -> None:
         """Refuse weights of the user's own rule that do not fit a node with these in-neighbours."""

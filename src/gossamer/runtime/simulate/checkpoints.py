@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
+from msgspec import structs
+
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
@@ -65,7 +67,7 @@ class SimCheckpoints:
         sent, flying = self._sent[message.source], self._in_flight[message.source]
         number = sent.get(to, 0)
         sent[to] = number + 1
-        flying[to, number] = message = replace(message, number=number)
+        flying[to, number] = message = structs.replace(message, number=number)
         return message
 
     def landed(self, message: Message, to: int) -> None:

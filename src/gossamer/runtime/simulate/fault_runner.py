@@ -67,7 +67,11 @@ class FaultRunner:
 
     def arrive(self, rank: int, message: Message) -> None:
         """A message reaches a node, which takes it once it is not frozen."""
-        self._hosts[rank].happen(partial(self._nodes[rank].deliver, message))
+        host, deliver = self._hosts[rank], self._nodes[rank].deliver
+        if host.frozen:
+            host.happen(partial(deliver, message))
+        elif not host.dead:
+            deliver(message)
 
     # --- the schedule
 

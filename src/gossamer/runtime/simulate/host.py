@@ -172,9 +172,14 @@ class FaultyHost(SimHost):
         self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
     ) -> list[Sending]:
         # The tasks of a dead node are being cancelled and may still send.
-        reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
-        sent = dict(zip(reached, super().send(reached, payload, tag, form) if reached else (), strict=True))
-        sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
+        if self.dead or not self.lost.isdisjoint(to):
+            reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
+            sent = dict(
+                zip(reached, super().send(reached, payload, tag, form) if reached else (), strict=True)
+            )
+            sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
+        else:
+            sendings = super().send(to, payload, tag, form)
         return [_HeldSending(sending, self) for sending in sendings] if self._freezes else sendings
 
     def _compute_alive(self, computation: Computation) -> Awaitable[Any]:

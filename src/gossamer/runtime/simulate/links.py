@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from gossamer.errors import RunFailed

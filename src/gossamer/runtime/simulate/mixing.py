@@ -34,8 +34,8 @@ class Mixer:
         # By request: rank, step, whether its result is read at once, and the slot of the commit's result.
         self._requests: list[_Request] = []
         self._deferred: list[tuple[Sum, Tensor]] = []
-        self._unwritten: set[int] = set()  # ids of rows that are deferred
-        self._whole: set[int] = set()  # ids of whole rows that the deferred sums hold
+        self._unwritten: set[int] = set()  # addresses of rows that are deferred
+        self._whole: dict[int, Tensor] = {}  # by address: whole rows that the deferred sums hold
         allow_compiled_loops()
 
     def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
@@ -48,7 +48,7 @@ class Mixer:
         return slot
 
     def settle_for(self, vector: Any) -> None:
-        if id(vector) in self._unwritten:
+        if self._unwritten and type(vector) is Tensor and vector.data_ptr() in self._unwritten:
             self.settle()
 
     def settle(self) -> None:
@@ -118,12 +118,16 @@ class Mixer:
         if terms is None:
             return None
         vectors, weights, base = terms
-        held = vectors if base is None else [*vectors, base]
-        for vector in held:
-            if id(vector) not in self._whole and not self._rows.is_row(vector):
-                return None
+        whole, new = self._whole, []
+        for vector in vectors if base is None else [*vectors, base]:
+            # All receivers of a broadcast sum the same tensor.
+            if whole.get(vector.data_ptr()) is not vector:
+                if not self._rows.is_row(vector):
+                    return None
+                new.append(vector)
+        for vector in new:
+            whole[vector.data_ptr()] = vector
         row = self._rows.fresh()
         self._deferred.append((Sum(vectors, weights, base), row))
-        self._whole.update(map(id, held))  # the sum holds the vectors, so their ids stay valid
-        self._unwritten.add(id(row))
+        self._unwritten.add(row.data_ptr())
         return row

@@ -292,8 +292,11 @@ class Simulation:
         saves = experiment.checkpoint.on or self._replay is not None
         if self._faults is None and self._folder is not None and saves:
             self._checkpoints = SimCheckpoints(context, recorder, self._folder, self.nodes, self._replay)
-        if self._faults is None and self._checkpoints is None:  # nothing acts on the way to a node
-            context.links.recipients = [node.deliver for node in self.nodes]
+        links = context.links
+        if self._faults is not None:
+            links.recipients = [partial(self._faults.arrive, node.rank) for node in self.nodes]
+        elif self._checkpoints is None:  # nothing acts on the way to a node
+            links.recipients = [node.deliver for node in self.nodes]
 
     async def _main(self) -> str:
         experiment, clock = self._setup.experiment, self._clock
@@ -397,10 +400,7 @@ class Simulation:
         return NodeRuntime(self._setup, rank, initial, host)
 
     def _arrive(self, rank: int, message: Message) -> None:
-        """A message reaches a node."""
-        if self._faults is not None:
-            self._faults.arrive(rank, message)
-            return
+        """A message reaches a node, if no fault can befall it."""
         if self._checkpoints is not None:
             message = self._checkpoints.arriving(rank, message)
         self.nodes[rank].deliver(message)
