@@ -94,7 +94,9 @@ class Rows:
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row with these values: the vector itself if it is a whole row."""
         stored = self.is_row(vector) if self._pooled else self.owns(vector)
-        return vector if stored else self.fresh().copy_(vector.detach())
+        if stored:
+            return vector
+        return self.fresh().copy_(vector.detach() if vector.requires_grad else vector)
 
     def stack(self, vectors: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, "count n"]:
         """Copies of vectors as the rows of a matrix, aligned like the rows of the store."""
@@ -132,6 +134,8 @@ class Rows:
 
 class _RowReference(weakref.ref[np.ndarray]):
     """Frees a row when the array shared by all its tensors is deleted."""
+
+    __slots__ = ("ended", "index")
 
     ended: deque[int]
     index: int

@@ -92,8 +92,13 @@ class Model(NamedTuple):
         return Model(v[: len(self.parameters)], v[len(self.parameters) :])
 
     def _apply(self, function: Callable[..., Tensor], *others: Any) -> Model:
-        pairs = [other if isinstance(other, Model) else (other, other) for other in others]
-        return Model(*(function(*vectors) for vectors in zip(self, *pairs, strict=True)))
+        of_parameters = [other.parameters if isinstance(other, Model) else other for other in others]
+        parameters, buffers = function(self.parameters, *of_parameters), self.buffers
+        of_buffers = [other.buffers if isinstance(other, Model) else other for other in others]
+        # Most models have none, and an operation on nothing takes as long as one on a short vector.
+        if any(vector.numel() for vector in (buffers, *of_buffers) if isinstance(vector, Tensor)):
+            buffers = function(buffers, *of_buffers)
+        return Model(parameters, buffers)
 
     def __add__(self, other: Model) -> Model:  # type: ignore[override]
         return self._apply(torch.add, other)
