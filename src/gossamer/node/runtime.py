@@ -50,6 +50,12 @@ class NodeRuntime:
         counts_rounds: whether the algorithm has begun to count its rounds.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
 
+    __slots__ = (
+        *("_background", "_diverged", "_failed", "_failed_round", "_main", "_news", "_over"),
+        *("columns", "counts_rounds", "deliver", "expectations", "host", "layers", "mailbox"),
+        *("node", "own", "rank", "services", "setup", "shown", "tasks"),
+    )
+
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self.setup, self.rank, self.host = setup, rank, host
         self.columns: dict[str, Any] = {}

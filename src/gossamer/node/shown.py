@@ -44,6 +44,8 @@ class ShownModel:
     Attributes:
         has_mixed: whether the node has mixed since its start; counted only for ``of: mixed``."""
 
+    __slots__ = ("_complete", "_in_round", "_mixed", "_number", "_of", "_runtime", "_writes")
+
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime, self._of = runtime, runtime.setup.experiment.evaluation.of
         self._in_round = False

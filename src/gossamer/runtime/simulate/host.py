@@ -7,6 +7,7 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gossamer.errors import GossamerError, RunFailed
@@ -49,6 +50,14 @@ class SimContext:
     mixing: Mixer
     event: Callable[[int, str, str], None]  # records an event: rank, kind, text
 
+    @cached_property
+    def calls(self) -> tuple[Any, ...]:
+        """What a node calls and what does not depend on the node. Each is bound once for all of them: a method bound for
+        every node takes 64 bytes, and one that is bound at each call takes time."""
+        clock, rows = self.clock, self.rows
+        of_rows = rows.store, rows.owns, rows.vector, self.mixing.settle_for
+        return clock.now, self.links.network_bytes, clock.slot, clock.spawn, *of_rows, self.compute.submit
+
 
 MAX_ROUNDS = 1_000  # of a node at one instant, if nothing but time ends the run
 
@@ -56,6 +65,16 @@ MAX_ROUNDS = 1_000  # of a node at one instant, if nothing but time ends the run
 class SimHost:
     """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round;
     ``secrets`` is the number of secrets that the node has requested."""
+
+    __slots__ = (
+        *("_clock", "_event", "_instant_ns", "_last", "_links", "_mixing", "_most_rounds"),
+        *("_rank", "_round_ended", "_rounds", "_seed", "_submit", "compute", "counters"),
+        *("fresh", "is_stored", "lost", "network_bytes", "now", "paced", "presence", "secrets"),
+        *("settle", "slot", "spawn", "store"),
+    )
+    slot: Callable[[], Slot]
+    compute: Callable[[Computation], Awaitable[Any]]
+    _submit: Callable[[Computation], Awaitable[Any]]
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
@@ -68,14 +87,10 @@ class SimHost:
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
         self._most_rounds = MAX_PASSES if experiment.stop.ends_without_time else MAX_ROUNDS
-        # Methods that don't depend on the node are bound once, which saves a call each time.
         self.counters = context.links.counters(rank)
-        self.now, self.network_bytes = context.clock.now, context.links.network_bytes
-        self.slot, self.spawn = context.clock.slot, context.clock.spawn
-        self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
-        self._submit = context.compute.submit
-        self.compute: Callable[[Computation], Awaitable[Any]] = self._submit
-        self.settle = context.mixing.settle_for
+        self.now, self.network_bytes, self.slot, self.spawn, *of_rows, self.compute = context.calls
+        self.store, self.is_stored, self.fresh, self.settle = of_rows
+        self._submit = self.compute
 
     @property
     def traffic(self) -> Traffic:
