@@ -1,18 +1,16 @@
-"""The parts of a node: the run's setup, the node's interface to its engine, and the wrappers of its
-messages."""
+"""What an engine gives to its nodes: the run's setup, and the interface of one node to its engine."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from gossamer.codecs.codec import Codec
 from gossamer.config import Experiment
 from gossamer.config.registry import Component
 from gossamer.errors import listed
@@ -22,7 +20,7 @@ from gossamer.learning.aggregators import Aggregator
 from gossamer.learning.measures import Measures
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import FlatModule, Layout, bare_module, initial_model
-from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
+from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
 from gossamer.node.expectations import Form
 from gossamer.node.waiting import NodeTask, Slot
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
     from gossamer.faults import FaultSchedule
     from gossamer.learning.computation import Computation
     from gossamer.learning.mixing import Step
-    from gossamer.node.node import Node
 
 T = TypeVar("T")
 
@@ -47,7 +44,7 @@ class Setting:
     nodes: int  # number of nodes
     topology: TopologySchedule  # which nodes may talk to each other
     optimizer: Optimizer  # takes local steps
-    codec: Codec | None  # encodes models; None sends them as they are
+    codec: Component | None  # encodes models; None sends them as they are
     layout: Layout  # the shapes behind the flat vectors
     evaluation_sets: tuple[str, ...]  # names of the evaluation sets, including those of poisons
 
@@ -81,8 +78,8 @@ class Setup:
     chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by the field of a selector, the ranks
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
-    # What acts around each node, from the algorithm to the engine: a function of the node inside.
-    layers: Sequence[Callable[[Node], Node]] = ()
+    # What acts around each node, from the algorithm to the engine: functions of the node inside (:class:`gossamer.Node`).
+    layers: Sequence[Callable[[Any], Any]] = ()
     encoded: bool = False  # whether one of them encodes models, so that a part of a vector may arrive in place of all of it
 
     def initial(self, rank: int) -> Model:
@@ -333,27 +330,3 @@ class Host(Protocol):
 
     def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
         """Whether this is a rank's signature of the data."""
-
-
-class NodeWrapper(Component):
-    """Base class of wrappers, which change the messages that a node sends or receives: attacks, privacy
-    noise, research on messages.
-
-    An experiment lists them under ``wrappers``. Outgoing messages pass through them in order, incoming ones
-    in reverse order. They see messages as sent on the wire, encoded by the experiment's codec. A wrapper is
-    frozen like an algorithm; keep what must outlive a call in ``node.state``."""
-
-    _state_goes_to: ClassVar[str] = "node.state, which checkpoints keep"
-
-    async def before_round(self, node: Node, r: int) -> None:
-        """Awaited before each round of ``node.rounds()``. It may send and receive messages, e.g. to agree on
-        keys."""
-
-    def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
-        """Return the payload to send instead. Called once for each message. The receivers of a broadcast
-        share a payload that is returned unchanged; a changed payload has to be a new object."""
-        return payload
-
-    def incoming(self, node: Node, message: Message) -> Message | None:
-        """Return the message to put into the mailbox instead; None drops it."""
-        return message
