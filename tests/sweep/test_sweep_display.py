@@ -17,10 +17,10 @@ from gossamer.progress import on_live_terminal
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 from gossamer.runtime.recording import NETWORK
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.display import SweepLines, _LiveTable, _Row, watching_sweep
 from gossamer.sweep.execute import Counts
 from gossamer.sweep.pool import LocalPool
-from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State
 
 

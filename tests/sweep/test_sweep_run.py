@@ -18,8 +18,8 @@ import torch
 from sweeps import TINY, make_sweep, run_here, workers
 
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import Counts, SweepObserver, SweepOutcome, jobs_for
-from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State, states
 
 

@@ -16,9 +16,9 @@ from command_line import Cli
 from forked import FORKER
 from gossamer import BadInput, Sweep, load_run
 from gossamer.sweep import claims, execute, table
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.claims import Claim, Watch
 from gossamer.sweep.execute import Counts, SweepObserver
-from gossamer.sweep.sweep import Planned
 from gossamer.sweep.table import State, states, write_results
 
 

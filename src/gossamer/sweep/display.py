@@ -18,8 +18,9 @@ from gossamer.results.formatting import print_table, seconds_text
 from gossamer.results.segment import read_appended
 from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import Counts, SilentDisplay, SweepObserver, SweepOutcome
-from gossamer.sweep.sweep import Planned, Sweep
+from gossamer.sweep.sweep import Sweep
 from gossamer.sweep.table import State, metric_columns, states, summary
 
 if TYPE_CHECKING:

@@ -24,10 +24,11 @@ from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.claims import LOOK_S, Claim, Watch, held_for, process, remove
 from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.stale import Findings, look
-from gossamer.sweep.sweep import Planned, Sweep
+from gossamer.sweep.sweep import Sweep
 from gossamer.sweep.table import ENDED, ENDED_BADLY, State, state_of, states, write_results, write_state
 
 _CHECK_S = 0.2

@@ -16,8 +16,9 @@ from gossamer.progress import Display
 from gossamer.results.formatting import bytes_text, print_table, seconds_text
 from gossamer.results.run import Run
 from gossamer.runtime.recording import stopwatch
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import by_run, findings, jobs_for, narrow, remaining
-from gossamer.sweep.sweep import Planned, Sweep
+from gossamer.sweep.sweep import Sweep
 from gossamer.sweep.table import states
 
 _TRIAL_S = 2.0

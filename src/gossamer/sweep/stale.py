@@ -15,7 +15,7 @@ from gossamer.fingerprint import Present, changed_versions, packages
 from gossamer.results.folder import environment, latest, read_environment, versions
 from gossamer.results.formatting import some
 from gossamer.results.run import Run
-from gossamer.sweep.sweep import Planned
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.table import State
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline, shown_label
 from gossamer.results.run import Run
 from gossamer.results.tidy import confidence, final_summary
+from gossamer.sweep.cells import SweepRuns
 from gossamer.sweep.claims import held
-from gossamer.sweep.sweep import Sweep
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
 _FIGURES: dict[str, Any] = {
@@ -55,7 +55,7 @@ class State:
     folder: Path | None = None
 
 
-def states(sweep: Sweep, known: Mapping[str, State] | None = None) -> dict[str, State]:
+def states(sweep: SweepRuns, known: Mapping[str, State] | None = None) -> dict[str, State]:
     """The state of every run of a sweep, by the name of its folder. ``known`` are states that need not be read."""
     runs = dict.fromkeys(planned.run for planned in sweep.planned)
     return {run: (known or {}).get(run) or _current(sweep.folder / run) for run in runs}
@@ -86,7 +86,7 @@ def _state_of_attempt(attempt: Path) -> State:
     return State(status, cause if status in ENDED_BADLY else None, attempt)
 
 
-def write_state(sweep: Sweep, by_run: Mapping[str, State]) -> None:
+def write_state(sweep: SweepRuns, by_run: Mapping[str, State]) -> None:
     """Write ``sweep.json``."""
     runs = [
         {
@@ -103,11 +103,11 @@ def write_state(sweep: Sweep, by_run: Mapping[str, State]) -> None:
     write_json(sweep.folder / "sweep.json", {"name": sweep.name, "runs": runs})
 
 
-def _within(sweep: Sweep, state: State) -> str | None:
+def _within(sweep: SweepRuns, state: State) -> str | None:
     return None if state.folder is None else str(state.folder.relative_to(sweep.folder))
 
 
-def results(sweep: Sweep) -> pl.DataFrame:
+def results(sweep: SweepRuns) -> pl.DataFrame:
     """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
@@ -193,7 +193,7 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
     return cells.drop(metric, "without").hstack(pl.DataFrame(figures, schema=kinds))
 
 
-def groups_of(sweep: Sweep) -> list[Group]:
+def groups_of(sweep: SweepRuns) -> list[Group]:
     """The cells as groups of their runs. Unreadable runs do not count. A cell is several groups if the rows of its
     runs show different models, since an older version made some of them."""
     by_run, runs = states(sweep), dict[str, list[Run]]()
@@ -217,7 +217,7 @@ def groups_of(sweep: Sweep) -> list[Group]:
     return found
 
 
-def compared(sweep: Sweep, baseline: str | None = None, unit: str = "seed") -> comparison.Comparison:
+def compared(sweep: SweepRuns, baseline: str | None = None, unit: str = "seed") -> comparison.Comparison:
     """Compare the cells by their final metrics, time and traffic, in pairs with a baseline: the name of a
     cell, or a part of the name that several cells share. None is the first entry of ``cells``, or the first
     value of an axis. ``unit`` is as in :func:`~gossamer.results.comparison.compare`."""
@@ -235,7 +235,7 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
     return [name for name in names if name not in derived]
 
 
-def write_results(sweep: Sweep, unrecorded: Mapping[str, State]) -> None:
+def write_results(sweep: SweepRuns, unrecorded: Mapping[str, State]) -> None:
     """Write ``sweep.json`` and ``results``, a row per run, as Parquet and CSV, into the sweep's folder. They are written
     again if a run of another process has ended meanwhile, so whichever process writes last has seen all ends.
     ``unrecorded`` are states of runs that may have no folder."""
