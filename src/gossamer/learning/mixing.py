@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from torch import Tensor
 from gossamer.learning.parameters import note_finite
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model, Part
-
-if TYPE_CHECKING:
-    from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
@@ -65,17 +62,24 @@ class Step(Protocol):
         """Apply the result, and return the value of the node's call."""
 
 
+@runtime_checkable
+class MixingRule(Protocol):
+    """What replaces :func:`combine` (:class:`gossamer.learning.Aggregator`)."""
+
+    def mix(self, step: Mix, fresh: Fresh) -> Any:
+        """The result of a mixing step, in vectors that ``fresh`` creates."""
+
+
 @dataclass(eq=False)
 class Mix:
-    """A mixing step requested by a node: the arguments of :func:`combine`, and the aggregator that replaces
-    it, if any."""
+    """A mixing step requested by a node: the arguments of :func:`combine`, and the rule that replaces it, if any."""
 
     own: Any
     inbox: Mapping[int, Any]
     weights: Mapping[int, float]
     self_weight: float | None
     missing: Missing | None
-    aggregator: Aggregator | None = None
+    aggregator: MixingRule | None = None
     absent: Missing = "own"
     differences: bool = False
 
