@@ -11,7 +11,7 @@ import pytest
 import gossamer
 from gossamer import Experiment, Run
 from gossamer.results.comparison import measure
-from gossamer.results.tidy import final_summary
+from gossamer.results.finals import final_summary
 from synthetic_run import summary
 
 PROCESSES = {"name": "processes"}

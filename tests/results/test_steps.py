@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 
 from gossamer import BadInput, Experiment, run
 from gossamer.results.comparison import compare, measure, measures
+from gossamer.results.finals import final, final_summary
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import Group, find_baseline
 from gossamer.results.plots import curve_figure
 from gossamer.results.run import Run
 from gossamer.results.steps import MAX_DRAWN, NodeMean, Step
-from gossamer.results.tidy import at_level, final, final_summary, lower_is_better
+from gossamer.results.tidy import at_level, lower_is_better
 
 # --- the plain definition
 

@@ -27,12 +27,13 @@ from gossamer.learning.trial import tried_measures
 from gossamer.messages.tags import Model
 from gossamer.results import comparison
 from gossamer.results.animation import write_animation
+from gossamer.results.finals import final
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import groups
 from gossamer.results.recorder import read_metrics
 from gossamer.results.report import page_data, render
 from gossamer.results.spread import spread
-from gossamer.results.tidy import comparison_metrics, final, finite, lower_is_better, metric_names
+from gossamer.results.tidy import comparison_metrics, finite, lower_is_better, metric_names
 from gossamer.runtime import memory
 from gossamer.runtime.setup import prepare
 from gossamer.tasks import ClassAccuracy, Confusion, MacroF1, OverSet, accuracy

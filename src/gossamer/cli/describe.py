@@ -177,9 +177,9 @@ def report(
     for name, given in {"--format": format_, "--axis": axis}.items():
         if given and figures is None:
             raise BadInput(f"{name}: got no --figures; accepted: with --figures FOLDER")
-    loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path, unfinished=True)))
+    found = list(dict.fromkeys(run for path in runs for run in load_runs(path, unfinished=True)))
     # A single run shows what is on record, whatever its status.
-    groups = group_runs(loaded, unfinished=unfinished or len(loaded) == 1)
+    groups = group_runs(found, unfinished=unfinished or len(found) == 1)
     loaded = [run for group in groups for run in group.runs]
     counted = [run for group in groups for run in group.samples] or loaded
     named = metrics.split(",") if metrics else []

@@ -15,8 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from gossamer.config import Section
 from gossamer.errors import BadInput
 from gossamer.results.comparison import Number, compare, measure
+from gossamer.results.finals import final_summary
 from gossamer.results.groups import Group, find_baseline
-from gossamer.results.tidy import final_summary
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
 

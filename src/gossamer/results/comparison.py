@@ -26,6 +26,7 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.fingerprint import files_of
+from gossamer.results.finals import FinalValue, final, total, totals
 from gossamer.results.folder import versions
 from gossamer.results.formatting import (
     NOTHING,
@@ -45,21 +46,17 @@ from gossamer.results.formatting import (
     values_text,
 )
 from gossamer.results.groups import Baseline, Group, member_label
-from gossamer.results.run import SHOWN, Run
-from gossamer.results.steps import Resolution, check_timed
+from gossamer.results.run_data import SHOWN, RunData
+from gossamer.results.steps import Resolution, check_timed, steps_of
 from gossamer.results.tidy import (
-    FinalValue,
     check_recorded,
     class_columns,
     comparison_metrics,
     complete_curve,
     confidence,
-    final,
     lower_is_better,
     mean_over_rounds,
     rounds_on_record,
-    total,
-    totals,
 )
 
 Number = Literal["mean", "difference", "ratio"]
@@ -81,7 +78,7 @@ _COARSE = "*"
 """The mark of a number that is only known to more than a tenth of its time."""
 
 
-def _exact(run: Run) -> Resolution | None:
+def _exact(run: RunData) -> Resolution | None:
     """The resolution of a number that does not depend on when nodes were evaluated."""
 
 
@@ -105,12 +102,12 @@ class Measure(NamedTuple):
     table: str
     column: str
     unit: str
-    of: Callable[[Run], float | None]
+    of: Callable[[RunData], float | None]
     against: Sequence[Number] = ("difference",)
-    resolution: Callable[[Run], Resolution | None] = _exact
+    resolution: Callable[[RunData], Resolution | None] = _exact
     having: str = "have it"
-    final: Callable[[Run], FinalValue | None] | None = None
-    among: Callable[[Sequence[Run]], Measure] | None = None
+    final: Callable[[RunData], FinalValue | None] | None = None
+    among: Callable[[Sequence[RunData]], Measure] | None = None
 
     def text(
         self,
@@ -157,7 +154,7 @@ def measure(text: str) -> Measure:
 
 
 def _final(metric: str, classes: Container[str] = ()) -> Measure:
-    def number(run: Run) -> float | None:
+    def number(run: RunData) -> float | None:
         value = final(run, metric)
         return None if value is None else value.mean
 
@@ -166,10 +163,10 @@ def _final(metric: str, classes: Container[str] = ()) -> Measure:
 
 
 def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -> Measure:
-    def among(runs: Sequence[Run]) -> Measure:
+    def among(runs: Sequence[RunData]) -> Measure:
         span = _common_rounds(runs, [metric] if other is None else [metric, other])
 
-        def number(run: Run) -> float | None:
+        def number(run: RunData) -> float | None:
             value = None if span is None else _mean_over(run, metric, *span)
             if value is None or span is None or other is None:
                 return value
@@ -183,7 +180,7 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
         )
         return Measure(name, f"area under {metric_title(metric)}, {rounds}", column, unit, number, against)
 
-    def alone(run: Run) -> float | None:
+    def alone(run: RunData) -> float | None:
         return among([run]).of(run)
 
     name, column, unit, against = f"area {metric}", "area / rounds", _unit(metric, classes), _COMPARED
@@ -197,7 +194,7 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
     return Measure(name, f"area under {metric_title(metric)}", column, unit, alone, against, among=among)
 
 
-def _common_rounds(runs: Sequence[Run], metrics: Sequence[str]) -> tuple[float, float] | None:
+def _common_rounds(runs: Sequence[RunData], metrics: Sequence[str]) -> tuple[float, float] | None:
     """The first and the last round that all curves of some metrics cover, for the runs that have them; None if
     these are less than two rounds."""
     covered = [complete_curve(run, metric)["round"].drop_nulls() for run in runs for metric in metrics]
@@ -206,7 +203,7 @@ def _common_rounds(runs: Sequence[Run], metrics: Sequence[str]) -> tuple[float, 
     return (first, last) if first < last else None
 
 
-def _mean_over(run: Run, metric: str, first: float, last: float) -> float | None:
+def _mean_over(run: RunData, metric: str, first: float, last: float) -> float | None:
     """The mean of a curve, linear between its points, from one round to another; None if it does not cover
     them."""
     curve = complete_curve(run, metric).drop_nulls("round").sort("round", "point")
@@ -225,17 +222,17 @@ def _total(axis: str) -> Measure:
 
 
 def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) -> Measure:
-    def first(run: Run) -> dict[str, Any] | None:
-        steps = run.steps(metric)
+    def first(run: RunData) -> dict[str, Any] | None:
+        steps = steps_of(run, metric)
         index = None if steps is None else steps.first(level)
         return None if steps is None or index is None else steps.table.row(index, named=True)
 
-    def position(run: Run) -> float | None:
+    def position(run: RunData) -> float | None:
         step = first(run)
         return None if step is None else step[axis]
 
-    def resolution(run: Run) -> Resolution | None:
-        steps, step = run.steps(metric), first(run)
+    def resolution(run: RunData) -> Resolution | None:
+        steps, step = steps_of(run, metric), first(run)
         return None if steps is None or step is None else steps.before(step["time_s"])
 
     level, low = float(number), lower_is_better(metric, classes)
@@ -246,19 +243,19 @@ def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) 
 
 
 def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()) -> Measure:
-    def within(run: Run) -> dict[str, Any] | None:
-        steps = run.steps(metric)
+    def within(run: RunData) -> dict[str, Any] | None:
+        steps = steps_of(run, metric)
         if steps is None or (total(run, axis) or 0.0) < budget:
             return None
         inside = steps.table.filter(pl.col(axis) <= budget)
         return inside.row(-1, named=True) if inside.height else None
 
-    def value(run: Run) -> float | None:
+    def value(run: RunData) -> float | None:
         step = within(run)
         return None if step is None else step["mean"]
 
-    def resolution(run: Run) -> Resolution | None:
-        steps = run.steps(metric)
+    def resolution(run: RunData) -> Resolution | None:
+        steps = steps_of(run, metric)
         if steps is None or within(run) is None:
             return None
         return steps.until(budget) if axis == "time_s" else steps.within_bytes(budget)
@@ -287,7 +284,7 @@ _FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
 
 
 def measures(
-    runs: Sequence[Run],
+    runs: Sequence[RunData],
     metrics: Sequence[str] = (),
     levels: Sequence[str] = (),
     budgets: Sequence[str] = (),
@@ -468,7 +465,7 @@ def compare(
     return Comparison(table, tuple(measures), baseline, unit, tuple(notes))
 
 
-def _resolved(line: _Line, resolutions: Mapping[Run, Resolution | None]) -> dict[str, Any]:
+def _resolved(line: _Line, resolutions: Mapping[RunData, Resolution | None]) -> dict[str, Any]:
     """The columns of one row about the resolution of its numbers. Where one is coarse, in the row or in its baseline,
     there is neither a difference nor a ratio."""
     own = [(run, known) for run in line.counted if (known := resolutions.get(run))]
@@ -527,11 +524,11 @@ def _merged(
     return merged
 
 
-def _counted(group: Group) -> list[Run]:
+def _counted(group: Group) -> list[RunData]:
     return [run for run in group.samples if run not in group.diverged]
 
 
-_ByUnit = Mapping[str, Mapping[str, Run]]
+_ByUnit = Mapping[str, Mapping[str, RunData]]
 """Runs by unit, such as "seed 3", and by the point of the grid."""
 
 
@@ -552,7 +549,7 @@ class _Line:
     def of(cls, label: str, members: Sequence[Group], baseline: Baseline | None, unit: str) -> _Line:
         """The line of some groups."""
 
-        def placed(group: Group, run: Run) -> tuple[str, str]:
+        def placed(group: Group, run: RunData) -> tuple[str, str]:
             seed = f"seed {run.experiment.get('seed')}"
             if unit == "seed":
                 return seed, group.label
@@ -560,7 +557,7 @@ class _Line:
             return part(unit, group.labels.get(unit)), ", ".join((*others, seed))
 
         def by_unit(pairs: Iterable[tuple[Group, Group | None]]) -> _ByUnit:
-            found: dict[str, dict[str, Run]] = {}
+            found: dict[str, dict[str, RunData]] = {}
             for group, source in pairs:
                 for run in () if source is None else _counted(source):
                     name, point = placed(group, run)
@@ -587,14 +584,14 @@ class _Line:
         )
 
     @property
-    def counted(self) -> list[Run]:
+    def counted(self) -> list[RunData]:
         """The runs that count, without those that diverged."""
         return [run for group in self.members for run in _counted(group)]
 
     def _complete(self, runs: _ByUnit) -> list[str]:
         return [unit for unit, at in runs.items() if self.points <= at.keys()]
 
-    def figures(self, values: Mapping[Run, float | None]) -> dict[str, Any]:
+    def figures(self, values: Mapping[RunData, float | None]) -> dict[str, Any]:
         """The columns of a row, from each run's number."""
         counted = self.counted
         units = self._complete(self.runs)
@@ -629,7 +626,7 @@ class _Line:
         return row
 
     def _means(
-        self, runs: _ByUnit, units: Iterable[str], values: Mapping[Run, float | None]
+        self, runs: _ByUnit, units: Iterable[str], values: Mapping[RunData, float | None]
     ) -> dict[str, float]:
         """Each unit's mean over the points."""
         return {unit: fmean(float(values[runs[unit][at]] or 0.0) for at in self.points) for unit in units}
@@ -746,7 +743,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
         yield f"Not the same in all groups: {some(names)} ({'; '.join(some(labels) for labels in parts)})."
 
 
-def _counts_bytes(run: Run) -> bool:
+def _counts_bytes(run: RunData) -> bool:
     """Whether the record has all bytes of a run, at its end and at every instant before."""
     return bool(totals(run)["exact"]) and run.metrics["network_bytes"].count() > 0
 
@@ -767,10 +764,10 @@ def evaluation_texts(groups: Sequence[Group], metrics: Iterable[str]) -> Iterato
         yield f"{name} set{f' of {some(of)}' if several else ''}: {text}."
 
 
-def _origins(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+def _origins(runs: Iterable[RunData]) -> dict[str, dict[str, list[RunData]]]:
     """What may affect results and is not part of an experiment: versions, machines, own modules and data, by kind and
     value, with the runs that have it. A run that was resumed may have several values."""
-    found: dict[str, dict[str, list[Run]]] = {}
+    found: dict[str, dict[str, list[RunData]]] = {}
     for run in runs:
         for environment in (run.environment, *run.environment.get("resumed", [])):
             origins = {**versions(environment), "machine": environment.get("machine", {}).get("host")}
@@ -807,6 +804,6 @@ def _apart(groups: Sequence[Group]) -> dict[tuple[tuple[str, ...], ...], list[st
     return apart
 
 
-def _seeds(runs: Sequence[Run]) -> str:
+def _seeds(runs: Sequence[RunData]) -> str:
     seeds = [str(run.experiment.get("seed")) for run in runs]
     return f"seed{'s' * (len(seeds) > 1)} {some(seeds)}"

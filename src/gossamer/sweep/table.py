@@ -12,10 +12,11 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results import comparison, schema
+from gossamer.results.finals import final_summary
 from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline, shown_label
 from gossamer.results.run import Run
-from gossamer.results.tidy import confidence, final_summary
+from gossamer.results.tidy import confidence
 from gossamer.sweep.cells import SweepRuns
 from gossamer.sweep.claims import held
 
