@@ -322,14 +322,14 @@ def test_a_target_is_a_column_of_numbers(tmp_path: Path) -> None:
 
 def test_comparisons_of_one_class(runs: dict[str, Run]) -> None:
     alike = groups(list(runs.values()))
-    chosen = comparison.measures(list(runs.values()), ["test_accuracy_loss"])
+    chosen = comparison.quantities(list(runs.values()), ["test_accuracy_loss"])
     rows = finite(comparison.compare(alike, chosen).rows).to_dicts()
     means = [
         run.metrics.filter(pl.col("node") >= 0, round=2)["test_accuracy_loss"].mean() for run in runs.values()
     ]
     assert [row["mean"] for row in rows] == pytest.approx(means)
     assert [measure.unit for measure in chosen] == ["share"]
-    [_, by_time] = comparison.measures(list(runs.values()), ["test_loss"], ["test_accuracy_loss=0.25"])[-2:]
+    [_, by_time] = comparison.quantities(list(runs.values()), ["test_loss"], ["test_accuracy_loss=0.25"])[-2:]
     assert "≥ 25 %" in by_time.table
     assert json.loads(json.dumps(rows)) == rows
 
@@ -338,7 +338,7 @@ def test_a_column_of_lists_is_no_metric_to_compare(runs: dict[str, Run]) -> None
     with pytest.raises(
         BadInput, match="^--metrics test_confusion: its values are lists; accepted: .*test_accuracy"
     ):
-        comparison.measures([runs["simulate"]], ["test_confusion"])
+        comparison.quantities([runs["simulate"]], ["test_confusion"])
 
 
 def test_lists_that_are_not_alike_become_text(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def topology(
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
+    """Quantity the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
@@ -183,11 +183,11 @@ def report(
     loaded = [run for group in groups for run in group.runs]
     counted = [run for group in groups for run in group.samples] or loaded
     named = metrics.split(",") if metrics else []
-    measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
+    quantities = comparison.quantities(loaded, named, time_to or (), budget or (), area, relative_to)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
     if len(groups) > 1 or metrics or time_to or budget or area or per or unit != "seed":
-        compared = comparison.compare(groups, measures, against, per or (), unit)
+        compared = comparison.compare(groups, quantities, against, per or (), unit)
     distances = None if by_hops is None else spread.spread(groups, by_hops)
     # A page about several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()

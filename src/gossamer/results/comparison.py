@@ -1,4 +1,4 @@
-"""Comparison of groups of runs by measures: metrics at the end or at a budget, time and bytes to reach a
+"""Comparison of groups of runs by quantities: metrics at the end or at a budget, time and bytes to reach a
 level, areas under curves.
 
 Times to a level and values at a budget are steps of :mod:`gossamer.results.steps`; nothing is interpolated. Each has a
@@ -89,13 +89,13 @@ _COARSELY = (
 )
 
 
-class Measure(NamedTuple):
-    """A measure that compares groups: ``of`` returns its number for a run, or None if the run has none, such
+class Quantity(NamedTuple):
+    """A quantity by which groups are compared: ``of`` returns its number for a run, or None if the run has none, such
     as a time to a level that it has not reached. ``table`` and ``column`` are titles. ``unit`` is "share",
     "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show. ``resolution``
     says how exactly the number of a run is known; None if it does not depend on when nodes were evaluated.
     ``having`` says in a table what some runs have not done. ``final`` returns the final value whose mean the
-    number is. ``among`` returns the measure for runs that are compared with each other, if it depends on what
+    number is. ``among`` returns the quantity for runs that are compared with each other, if it depends on what
     all of them have recorded."""
 
     name: str
@@ -107,7 +107,7 @@ class Measure(NamedTuple):
     resolution: Callable[[RunData], Resolution | None] = _exact
     having: str = "have it"
     final: Callable[[RunData], FinalValue | None] | None = None
-    among: Callable[[Sequence[RunData]], Measure] | None = None
+    among: Callable[[Sequence[RunData]], Quantity] | None = None
 
     def text(
         self,
@@ -133,11 +133,11 @@ class Measure(NamedTuple):
         return f"+{text}" if signed and (value or 0.0) > 0 else text
 
 
-# --- measures
+# --- quantities
 
 
-def measure(text: str) -> Measure:
-    """The measure with this name. ValueError for an unknown one.
+def quantity(text: str) -> Quantity:
+    """The quantity with this name. ValueError for an unknown one.
 
     ``METRIC`` is the value at the end; ``time_s`` and ``bytes`` are totals of the whole
     run. ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes reaches a level; ``bytes to
@@ -153,17 +153,17 @@ def measure(text: str) -> Measure:
     raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
 
 
-def _final(metric: str, classes: Container[str] = ()) -> Measure:
+def _final(metric: str, classes: Container[str] = ()) -> Quantity:
     def number(run: RunData) -> float | None:
         value = final(run, metric)
         return None if value is None else value.mean
 
     value = partial(final, name=metric)
-    return Measure(metric, "at the end", metric_title(metric), _unit(metric, classes), number, final=value)
+    return Quantity(metric, "at the end", metric_title(metric), _unit(metric, classes), number, final=value)
 
 
-def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -> Measure:
-    def among(runs: Sequence[RunData]) -> Measure:
+def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -> Quantity:
+    def among(runs: Sequence[RunData]) -> Quantity:
         span = _common_rounds(runs, [metric] if other is None else [metric, other])
 
         def number(run: RunData) -> float | None:
@@ -178,7 +178,7 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
             if span is None
             else "over rounds {:.4g} to {:.4g}".format(*span)
         )
-        return Measure(name, f"area under {metric_title(metric)}, {rounds}", column, unit, number, against)
+        return Quantity(name, f"area under {metric_title(metric)}, {rounds}", column, unit, number, against)
 
     def alone(run: RunData) -> float | None:
         return among([run]).of(run)
@@ -191,7 +191,7 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
             "share",
             ("difference",),
         )
-    return Measure(name, f"area under {metric_title(metric)}", column, unit, alone, against, among=among)
+    return Quantity(name, f"area under {metric_title(metric)}", column, unit, alone, against, among=among)
 
 
 def _common_rounds(runs: Sequence[RunData], metrics: Sequence[str]) -> tuple[float, float] | None:
@@ -217,11 +217,11 @@ def _mean_over(run: RunData, metric: str, first: float, last: float) -> float | 
     )
 
 
-def _total(axis: str) -> Measure:
-    return Measure(axis, "at the end", *_AXES[axis], partial(total, axis=axis), ())
+def _total(axis: str) -> Quantity:
+    return Quantity(axis, "at the end", *_AXES[axis], partial(total, axis=axis), ())
 
 
-def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) -> Measure:
+def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) -> Quantity:
     def first(run: RunData) -> dict[str, Any] | None:
         steps = steps_of(run, metric)
         index = None if steps is None else steps.first(level)
@@ -239,10 +239,10 @@ def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) 
     text = f"{100 * level:.4g} %" if is_share(metric, classes) else f"{level:.4g}"
     title = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
     name = f"{axis} to {metric}={level:g}"
-    return Measure(name, title, *_AXES[axis], position, _COMPARED, resolution, having="reached it")
+    return Quantity(name, title, *_AXES[axis], position, _COMPARED, resolution, having="reached it")
 
 
-def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()) -> Measure:
+def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()) -> Quantity:
     def within(run: RunData) -> dict[str, Any] | None:
         steps = steps_of(run, metric)
         if steps is None or (total(run, axis) or 0.0) < budget:
@@ -264,7 +264,7 @@ def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()
     title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
     name = f"{metric} at {axis}={budget:g}"
     column, unit = metric_title(metric), _unit(metric, classes)
-    return Measure(name, title, column, unit, value, resolution=resolution, having="used it up")
+    return Quantity(name, title, column, unit, value, resolution=resolution, having="used it up")
 
 
 def _unit(metric: str, classes: Container[str]) -> str:
@@ -273,7 +273,7 @@ def _unit(metric: str, classes: Container[str]) -> str:
 
 _AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
 """The title and the unit of each axis of a curve."""
-_FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
+_FORMS: tuple[tuple[str, Callable[..., Quantity]], ...] = (
     (r"(time_s|bytes)", _total),
     (r"(\S+)", _final),
     (r"(time_s|bytes) to (\S+)=(\S+)", _time_to),
@@ -283,15 +283,15 @@ _FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
 )
 
 
-def measures(
+def quantities(
     runs: Sequence[RunData],
     metrics: Sequence[str] = (),
     levels: Sequence[str] = (),
     budgets: Sequence[str] = (),
     area_of: str | None = None,
     relative_to: str | None = None,
-) -> list[Measure]:
-    """The measures requested on the command line: final ``metrics`` (default: those of all evaluation sets,
+) -> list[Quantity]:
+    """The quantities requested on the command line: final ``metrics`` (default: those of all evaluation sets,
     time and traffic), ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or
     ``time_s=SECONDS[,...]``, and an area. BadInput for a metric that no run has recorded."""
     goals = _assigned("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
@@ -340,10 +340,10 @@ def _assigned(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of groups by some measures.
+    """A comparison of groups by some quantities.
 
     Attributes:
-        rows: one per measure and group.
+        rows: one per quantity and group.
 
             ``group``, ``measure``, ``baseline``: names. ``at``: the round of a final metric that was recorded
             only until then, or the rounds of an area.
@@ -367,16 +367,16 @@ class Comparison:
     """
 
     rows: pl.DataFrame
-    measures: tuple[Measure, ...]
+    quantities: tuple[Quantity, ...]
     baseline: Baseline | None
     unit: str = "seed"
     notes: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
-        """The rows as text: one table for each title of the measures, with a line per group."""
+        """The rows as text: one table for each title of the quantities, with a line per group."""
         tables = []
-        for title, same in groupby(self.measures, key=lambda measure: measure.table):
-            numbers = {measure: self.rows.filter(measure=measure.name).to_dicts() for measure in same}
+        for title, same in groupby(self.quantities, key=lambda quantity: quantity.table):
+            numbers = {quantity: self.rows.filter(measure=quantity.name).to_dicts() for quantity in same}
             first = next(iter(numbers.values()))
             pairs = [max(row["pairs"] for row in line) for line in zip(*numbers.values(), strict=True)]
             columns: list[tuple[str, list[str]]] = [
@@ -386,11 +386,12 @@ class Comparison:
             ]
             if any(pairs):
                 columns.append(("pairs", [str(count) if count else NOTHING for count in pairs]))
-            for measure, rows in numbers.items():
-                columns.append((measure.column, [_text(measure, row, "mean") for row in rows]))
+            for quantity, rows in numbers.items():
+                columns.append((quantity.column, [_text(quantity, row, "mean") for row in rows]))
                 if any(row["pairs"] for row in rows):
                     columns += [
-                        (number, [_text(measure, row, number) for row in rows]) for number in measure.against
+                        (number, [_text(quantity, row, number) for row in rows])
+                        for number in quantity.against
                     ]
             head, cells = zip(*columns, strict=True)
             against = f", against {self.baseline.title}" if self.baseline and "difference" in head else ""
@@ -398,13 +399,13 @@ class Comparison:
         return tables
 
 
-def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
+def _text(quantity: Quantity, row: Mapping[str, Any], number: Number) -> str:
     if number == "mean" and row["diverged"]:
         return f"{row['diverged']} of {row['runs']} diverged"
     if number == "mean" and row["known"] < row["counted"]:
-        return f"{row['known']} of {row['counted']} {measure.having}"
+        return f"{row['known']} of {row['counted']} {quantity.having}"
     values = row[f"{number}_values"] or ()
-    text = measure.text(row[number], row[f"{number}_half"], number, row["mean"], values)
+    text = quantity.text(row[number], row[f"{number}_half"], number, row["mean"], values)
     if number != "mean" or row["mean"] is None:
         return text
     marked = text + _COARSE if row["coarse"] else text
@@ -413,12 +414,12 @@ def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
 
 def compare(
     groups: Sequence[Group],
-    measures: Sequence[Measure],
+    quantities: Sequence[Quantity],
     baseline: Baseline | None = None,
     per: Sequence[str] = (),
     unit: str = "seed",
 ) -> Comparison:
-    """Compare groups by some measures, and in pairs with a baseline.
+    """Compare groups by some quantities, and in pairs with a baseline.
 
     The unit of the statistics is the seed: what a row covers is averaged within a seed, and intervals are over
     the seeds. Runs of one seed at several points of the grid are not independent, since a seed determines
@@ -427,7 +428,7 @@ def compare(
 
     Args:
         groups: the groups of runs.
-        measures: what is compared.
+        quantities: what is compared.
         baseline: the groups with which they are compared.
         per: axes of the grid (or "cell"): each row is then one of their values, over all points of the other
             axes.
@@ -441,28 +442,28 @@ def compare(
         for label, members in _merged(groups, per, baseline, unit).items()
     ]
     compared = [run for group in groups for run in _counted(group)]
-    measures = [measure if measure.among is None else measure.among(compared) for measure in measures]
+    quantities = [quantity if quantity.among is None else quantity.among(compared) for quantity in quantities]
     rows, over = [], dict[str, list[str]]()
-    for measure in measures:
-        values = {run: measure.of(run) for run in compared}
-        finals = {} if measure.final is None else {run: measure.final(run) for run in compared}
-        resolutions = {run: measure.resolution(run) for run in compared}
+    for quantity in quantities:
+        values = {run: quantity.of(run) for run in compared}
+        finals = {} if quantity.final is None else {run: quantity.final(run) for run in compared}
+        resolutions = {run: quantity.resolution(run) for run in compared}
         for line in lines:
             known = [value for run in line.counted if (value := finals.get(run)) is not None]
-            row = {"group": line.label, "measure": measure.name, "at": _rounds(known)}
+            row = {"group": line.label, "measure": quantity.name, "at": _rounds(known)}
             row |= {"baseline": baseline and baseline.title}
             rows.append(row | line.figures(values) | _resolved(line, resolutions))
             partly = {value.over for value in known if value.nodes is not None and value.count < value.nodes}
             for nodes in sorted(partly):
                 over.setdefault(nodes, []).append(line.label)
     table = pl.DataFrame(rows, schema=COLUMNS)
-    notes = [*_explained(lines, baseline, unit), *_remarks(groups, measures)]
+    notes = [*_explained(lines, baseline, unit), *_remarks(groups, quantities)]
     for nodes, labels in over.items():
         labels = list(dict.fromkeys(labels))
         notes.append(f"Values {'' if len(labels) == len(lines) else f'of {some(labels)} '}are means {nodes}.")
     notes += [text for line in lines for text in line.incomplete(baseline, unit)]
     notes += _coarsely(table)
-    return Comparison(table, tuple(measures), baseline, unit, tuple(notes))
+    return Comparison(table, tuple(quantities), baseline, unit, tuple(notes))
 
 
 def _resolved(line: _Line, resolutions: Mapping[RunData, Resolution | None]) -> dict[str, Any]:
@@ -682,7 +683,7 @@ def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> 
     return texts
 
 
-def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[str]:
+def _remarks(groups: Sequence[Group], quantities: Sequence[Quantity]) -> Iterator[str]:
     """What a reader has to know about the runs: which ones do not count, what they were evaluated on, and
     whether they differ in what is not part of the experiment."""
     left_out = [member_label(group, run) for group in groups for run in group.left_out]
@@ -722,7 +723,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
             "The time grid is coarser than the rounds:"
             f" {least if least == most else f'{least} to {most}'} % of the rounds are on record."
         )
-    axes = {axis for measure in measures for axis in _AXES if axis in re.split("[ =]", measure.name)}
+    axes = {axis for quantity in quantities for axis in _AXES if axis in re.split("[ =]", quantity.name)}
     clocks = {run.virtual for group in groups for run in group.samples}
     if "time_s" in axes and clocks:
         virtual, wall = "virtual, on the clock of the simulation", "on the wall clock"
@@ -733,7 +734,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
         if partial:
             of = "" if len(partial) == len(groups) else f" of {some(partial)}"
             yield f"Bytes{of} are those on record: at least so many were sent."
-    yield from evaluation_texts(groups, [measure.name for measure in measures])
+    yield from evaluation_texts(groups, [quantity.name for quantity in quantities])
     for group in groups:
         for what, values in _origins(group.samples).items():
             if len(values) > 1:

@@ -225,7 +225,7 @@ def compared(sweep: SweepRuns, baseline: str | None = None, unit: str = "seed") 
     groups = groups_of(sweep)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     runs = [run for group in groups for run in group.samples]
-    return comparison.compare(groups, comparison.measures(runs), against, unit=unit)
+    return comparison.compare(groups, comparison.quantities(runs), against, unit=unit)
 
 
 def metric_columns(table: pl.DataFrame) -> list[str]:
