@@ -59,7 +59,7 @@ class D2(Algorithm):
         topology = setting.topology
         if not topology.static:
             return
-        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # imports scipy
+        from gossamer.topology.mixing_matrix import smallest_eigenvalue, sparse_matrix  # imports scipy
 
         check_symmetric(topology, self.name_of())
         lowest = smallest_eigenvalue(sparse_matrix(topology, 0))
@@ -91,7 +91,7 @@ def check_symmetric(topology: TopologySchedule, algorithm: str) -> None:
     """Refuse a static topology with weights that differ between the ends of a link."""
     if not topology.static:
         return
-    from gossamer.topology.measures import sparse_matrix
+    from gossamer.topology.mixing_matrix import sparse_matrix
 
     W = sparse_matrix(topology, 0)
     if abs(W - W.T).max() > 1e-6:
@@ -103,7 +103,7 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
     checked."""
     if not topology.static:
         return
-    from gossamer.topology.measures import sparse_matrix
+    from gossamer.topology.mixing_matrix import sparse_matrix
 
     errors = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if errors.max() > 1e-6:

@@ -31,7 +31,7 @@ def topology(
     experiment = Experiment.load(file, overrides or ())
     from gossamer.node.setup import mixing_of
     from gossamer.topology import BY_TOPOLOGY, DataSize, TopologySchedule
-    from gossamer.topology.measures import describe
+    from gossamer.topology.mixing_matrix import describe
 
     if isinstance(getattr(experiment.topology, "weights", None), DataSize):
         from gossamer.runtime.setup import prepare

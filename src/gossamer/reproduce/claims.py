@@ -21,7 +21,7 @@ from gossamer.results.groups import Group, find_baseline
 Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
 
 
-class Check(Section):
+class Condition(Section):
     """A condition on one number of a cell.
 
     Attributes:
@@ -48,7 +48,7 @@ class Check(Section):
         return text
 
     @model_validator(mode="after")
-    def _complete(self) -> Check:
+    def _complete(self) -> Condition:
         lower, upper = (self.at_least, self.more_than), (self.at_most, self.less_than)
         if (*lower, *upper) == (None,) * 4 or None not in lower or None not in upper:
             raise ValueError("at_least or more_than, at_most or less_than, or one of each")
@@ -76,7 +76,7 @@ class Claim(Section):
 
     text: str
     small: bool = True
-    checks: list[Check] = Field(min_length=1)
+    checks: list[Condition] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Finding:
     of its baseline, with half the widths of their intervals, and ``rounds`` the largest number of rounds of
     their runs."""
 
-    check: Check
+    check: Condition
     value: float | None
     half: float | None
     known: int
@@ -150,7 +150,7 @@ def combined_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     return "holds in part" if distinct >= {"holds", "does not hold"} else "not decidable here"
 
 
-def _find(check: Check, groups: Sequence[Group], unit: str) -> Finding:
+def _find(check: Condition, groups: Sequence[Group], unit: str) -> Finding:
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
     cells = [_cell(name, groups, unit) for name in (check.cell, check.baseline) if name is not None]
     table = compare(groups, [quantity(check.measure)], baseline, unit=unit).rows

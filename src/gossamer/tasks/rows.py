@@ -26,7 +26,7 @@ _NAMED = 12  # the most columns that an error names
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class FileRows:
     """The rows of the training files and then of the test files, in order, with the columns that a task uses.
 
     ``columns`` has the columns for which each name of the task stands. ``file`` has the number of each row's file, and
@@ -68,7 +68,7 @@ class Rows:
             accepted = "finite numbers of float32, or task.missing: drop for NaN"
             raise BadInput(f"{where}: {problem}; accepted: {accepted}")
 
-    def complete(self, fields: Mapping[str, Sequence[str]], missing: Missing) -> Rows:
+    def complete(self, fields: Mapping[str, Sequence[str]], missing: Missing) -> FileRows:
         """The rows without missing values. With ``drop``, those that miss a value (NaN too) are left out, and a remark says
         how many; with ``refuse``, they are bad input. ``fields`` are those of :func:`read_rows`."""
         lacking = {name: _lacks(self.table[name], nan=missing == "drop") for name in self.table.columns}
@@ -99,7 +99,7 @@ def read_rows(
     form: tables.CSV | None = None,
     encoding: str = "utf-8",
     missing: Missing = "refuse",
-) -> Rows:
+) -> FileRows:
     """Read the columns that fields of the task name in all files.
 
     Inputs and targets that no column has are patterns, as of the shell, for all columns that no field names. Whole numbers in
@@ -138,7 +138,7 @@ def read_rows(
         joined = [_joined(files, parts, name, field_of[name], below_names) for name in field_of]
         table = pl.concat(joined, how="horizontal")
     file = np.repeat(np.arange(len(counts)), counts)
-    rows = Rows(files, columns, table, file, np.concatenate(numbers), below_names, remarks)
+    rows = FileRows(files, columns, table, file, np.concatenate(numbers), below_names, remarks)
     return rows.complete(fields, missing)
 
 

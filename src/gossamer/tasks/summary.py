@@ -24,7 +24,7 @@ _LISTED = 100  # the most names of files in a record
 _SAMPLED = 32  # values of each tensor that are compared first
 _ROWS = 1 << 12  # samples at a time
 
-Rows = Int64[np.ndarray, " _"]  # numbers of samples
+SampleNumbers = Int64[np.ndarray, " _"]  # numbers of samples
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _kinds(tensors: list[Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
     return [(tensor.dtype, tensor.shape[1:]) for tensor in tensors]
 
 
-def _spaced(tensors: list[Tensor]) -> Rows:
+def _spaced(tensors: list[Tensor]) -> SampleNumbers:
     """All samples, or as many evenly spaced ones as may be read."""
     count = len(tensors[-1])
     size = max(sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors), 1)
@@ -101,7 +101,7 @@ def _spaced(tensors: list[Tensor]) -> Rows:
     return np.arange(count) if most == count else np.linspace(0, count - 1, most).astype(np.int64)
 
 
-def _chunks(tensor: Tensor, rows: Rows) -> Iterator[Tensor]:
+def _chunks(tensor: Tensor, rows: SampleNumbers) -> Iterator[Tensor]:
     """The given samples, some at a time; views if they follow each other."""
     follow = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows)
     for start in range(0, len(rows), _ROWS):
@@ -115,7 +115,7 @@ def _bytes(chunk: Tensor) -> UInt8[np.ndarray, "rows bytes"]:
     return chunk.cpu().contiguous().view(torch.uint8).numpy().reshape(len(chunk), -1)
 
 
-def _keys(tensors: list[Tensor], rows: Rows) -> UInt64[np.ndarray, " rows"]:
+def _keys(tensors: list[Tensor], rows: SampleNumbers) -> UInt64[np.ndarray, " rows"]:
     """A hash of some values of each sample: the sum of their words times fixed random factors, modulo 2^64."""
     keys, rng = np.zeros(len(rows), np.uint64), np.random.default_rng(0)
     for tensor in tensors:
@@ -132,7 +132,7 @@ def _keys(tensors: list[Tensor], rows: Rows) -> UInt64[np.ndarray, " rows"]:
     return keys
 
 
-def _digests(tensors: list[Tensor], rows: Rows) -> Iterator[bytes]:
+def _digests(tensors: list[Tensor], rows: SampleNumbers) -> Iterator[bytes]:
     """A hash of all values of each sample."""
     for chunks in zip(*(_chunks(tensor, rows) for tensor in tensors), strict=True):
         parts = [_bytes(chunk.reshape(len(chunk), -1)) for chunk in chunks]
