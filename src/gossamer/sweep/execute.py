@@ -25,8 +25,8 @@ from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
 from gossamer.sweep.cells import Planned
-from gossamer.sweep.claims import LOOK_S, Claim, Watch, held_for, process, remove
 from gossamer.sweep.pool import LocalPool
+from gossamer.sweep.run_claims import LOOK_S, RunClaim, Watch, held_for, process, remove
 from gossamer.sweep.stale import Findings, look
 from gossamer.sweep.sweep import Sweep
 from gossamer.sweep.table import ENDED, ENDED_BADLY, State, state_of, states, write_results, write_state
@@ -107,8 +107,8 @@ def run_sweep(
     depend neither on the executor nor on the number of jobs.
 
     Several processes, on one or many machines that see the sweep's folder, may call this at the same time. Each run is done
-    by one of them (:mod:`gossamer.sweep.claims`); each call waits for the runs of the others, and starts those whose process
-    died again.
+    by one of them (:mod:`gossamer.sweep.run_claims`); each call waits for the runs of the others, and starts a run again if
+    its process has died.
 
     Args:
         sweep: the sweep to run. It is recorded in its folder.
@@ -232,7 +232,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             return _answer("pending")
         try:
             folder = Path(job["out"], job["run"])
-            if (claim := Claim.take(folder, job["owner"], job["after"])) is None:
+            if (claim := RunClaim.take(folder, job["owner"], job["after"])) is None:
                 return _answer(_CLAIMED)
             with claim:
                 now = state_of(folder)
@@ -285,7 +285,7 @@ class SilentDisplay(Display):
 class _OneOfMany(SilentDisplay):
     """Ends its run once the file ``stop`` exists, or another process has the run."""
 
-    def __init__(self, experiment: Experiment, stop: Path, claim: Claim) -> None:
+    def __init__(self, experiment: Experiment, stop: Path, claim: RunClaim) -> None:
         super().__init__(experiment)
         self._stop, self._claim = stop, claim
         self._seconds, self._checked_s = stopwatch(), 0.0

@@ -18,7 +18,7 @@ from gossamer.results.groups import Group, default_baseline, find_baseline, show
 from gossamer.results.run import Run
 from gossamer.results.tidy import confidence
 from gossamer.sweep.cells import SweepRuns
-from gossamer.sweep.claims import held
+from gossamer.sweep.run_claims import held
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
 _FIGURES: dict[str, Any] = {

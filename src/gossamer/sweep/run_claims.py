@@ -31,7 +31,7 @@ LOOK_S = 2.0
 _PREFIX = ".claim-"
 
 
-class Claim:
+class RunClaim:
     """A run that this process has claimed, from :meth:`take`; a context manager that releases it. A thread sends the
     heartbeat meanwhile."""
 
@@ -42,7 +42,7 @@ class Claim:
         self.lost = False
 
     @classmethod
-    def take(cls, folder: Path, owner: str, after: int = 0) -> Claim | None:
+    def take(cls, folder: Path, owner: str, after: int = 0) -> RunClaim | None:
         """Claim the run in a folder for the sweep of the process ``owner`` (see :func:`process`); None if another process
         has it. ``after`` is the number of a dead claim, from :class:`Watch`. RecordError if no file can be created."""
         path = folder / f"{_PREFIX}{after + 1}"
@@ -103,7 +103,7 @@ class Claim:
         while not self._over.wait(BEAT_S):
             self.beat()
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> RunClaim:
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
         return self
