@@ -23,7 +23,7 @@ from gossamer import Algorithm, BadInput, Experiment, Node, Run, RunFailed, Task
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
-from gossamer.learning.trial import tried_measures
+from gossamer.learning.trial import tried_metrics
 from gossamer.messages.tags import Model
 from gossamer.results import comparison
 from gossamer.results.animation import write_animation
@@ -230,16 +230,16 @@ def test_many_models_are_measured_as_each_alone() -> None:
 def test_models_and_outputs_that_are_not_finite_have_no_values(value: float) -> None:
     """scikit-learn and torchmetrics refuse NaN, which must not end a run. Finite parameters may have infinite outputs."""
     given = task()
-    measures, _ = tried_measures(given, 1, None)
+    metrics, _ = tried_metrics(given, 1, None)
     model = Model(torch.full((12,), value), torch.empty(0))
-    [values] = Evaluator(given, 1, measures=measures).columns_each([model])
+    [values] = Evaluator(given, 1, metrics=metrics).columns_each([model])
     assert isinstance(values, dict)
     assert set(values) == {
-        f"test_{column}" for column in (*measures.numbers(), "confusion", "recall_of", "cm")
+        f"test_{column}" for column in (*metrics.numbers(), "confusion", "recall_of", "cm")
     }
     assert math.isnan(values["test_auc"])
     if value != 3e38:
-        assert all(math.isnan(values[f"test_{name}"]) for name in measures.numbers())
+        assert all(math.isnan(values[f"test_{name}"]) for name in metrics.numbers())
         assert values["test_confusion"] is None
 
 

@@ -17,7 +17,7 @@ from gossamer.errors import listed
 from gossamer.fingerprint import Fingerprint, unknown
 from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
-from gossamer.learning.measures import Measures
+from gossamer.learning.evaluation_metrics import EvaluationMetrics
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import FlatModule, Layout, bare_module, initial_model
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
@@ -70,7 +70,7 @@ class Setup:
     trainer: str  # name of the trainer, never "auto"
     trainer_note: str  # why "auto" did not take another one, if so
     data: dict[str, Any]  # what the task's data are, before poisons; see gossamer.tasks.summary
-    measures: Measures  # the loss and the metrics, as they are computed
+    metrics: EvaluationMetrics  # the loss and the metrics, as they are computed
     remarks: Sequence[
         str
     ] = ()  # sentences for the user about how files were read and how measures are computed
@@ -185,7 +185,7 @@ class Setup:
         """The columns with the accuracies of single classes, and the names of these classes."""
         tags = {
             f"accuracy_{tag}": name
-            for metric in self.measures.streamed.values()
+            for metric in self.metrics.streamed.values()
             if isinstance(metric, ClassAccuracy)
             for tag, name in zip(class_tags(metric.classes), metric.classes, strict=True)
         }

@@ -16,7 +16,7 @@ from typing import Any
 from gossamer.config import Simulate
 from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
 from gossamer.learning.evaluate import Evaluator
-from gossamer.learning.measures import MetricValues
+from gossamer.learning.evaluation_metrics import MetricValues
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
@@ -189,7 +189,7 @@ class Executor:
         device, samples = options.device, experiment.evaluation.samples
         shared_rows = rows if self.trainer.evaluates_many else None
         self._evaluator = Evaluator(
-            setup.task, experiment.seed, samples, device, workers, say, shared_rows, setup.measures
+            setup.task, experiment.seed, samples, device, workers, say, shared_rows, setup.metrics
         )
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:

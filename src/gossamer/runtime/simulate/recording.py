@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.learning.measures import MetricValues
+from gossamer.learning.evaluation_metrics import MetricValues
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.shown import CompleteModel

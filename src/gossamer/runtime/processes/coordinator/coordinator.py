@@ -86,7 +86,7 @@ class Coordinator:
         self._lifecycle = Lifecycle(setup, None if checkpoint is None else checkpoint.rounds)
         experiment = setup.experiment
         samples = experiment.evaluation.samples
-        evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
+        evaluator = Evaluator(setup.task, experiment.seed, samples, metrics=setup.metrics)
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
         self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
         self._clock = EstimatedClock(time.monotonic)

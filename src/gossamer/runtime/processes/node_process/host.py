@@ -116,7 +116,7 @@ class ComputeResources:
             setup.task, experiment.optimizer, self.rows, rule=experiment.gradient
         )
         samples = experiment.evaluation.samples
-        self.evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
+        self.evaluator = Evaluator(setup.task, experiment.seed, samples, metrics=setup.metrics)
         self._freed_bytes: int | None = None  # memory that a step allocated and freed
         self._common: Model | None = None
         if experiment.initial != "independent":
