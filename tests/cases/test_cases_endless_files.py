@@ -61,7 +61,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "network.csv": lambda path: Trace(path=path).conditions(4, 1),
     "sites.csv": lambda path: Matrix(latency_ms=path).conditions(4, 1),
     "kollaps.xml": lambda path: read_kollaps(path, f"network.path: {path}"),
-    "compute.csv": lambda path: StepTrace(path=path).settled(4, 1).step_seconds(1, 0, 0),
+    "compute.csv": lambda path: StepTrace(path=path).for_nodes(4, 1).step_seconds(1, 0, 0),
     "churn.csv": lambda path: Churn(path=path).plan(4, 1, "faults.0"),
     "table.csv": read_table,
     "table.jsonl": read_table,

@@ -62,7 +62,7 @@ class Setup:
     topology: TopologySchedule
     faults: FaultSchedule
     network: Network  # the behaviour of links, including faults
-    compute: ComputeProfile  # durations of local steps, settled for these nodes, including faults
+    compute: ComputeProfile  # durations of these nodes' local steps, including faults
     layout: Layout  # the shapes behind the flat vectors
     outcome_ranks: frozenset[int]  # ranks whose model is the algorithm's outcome
     evaluated: frozenset[int]  # ranks whose own model is evaluated

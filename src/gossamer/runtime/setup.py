@@ -133,16 +133,16 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         named = _algorithms_with("tolerates_sampling")
         raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
     _check_stop(experiment, topology)
-    settled = experiment.compute.settled(nodes, seed)
-    _check_durations(settled, nodes, seed)
-    _check_churn(experiment, faults, settled, holders)
-    compute = faults.compute(settled, frozen=virtual)
+    profile = experiment.compute.for_nodes(nodes, seed)
+    _check_durations(profile, nodes, seed)
+    _check_churn(experiment, faults, profile, holders)
+    compute = faults.compute(profile, frozen=virtual)
     _check_learning_rates(experiment)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
-    name, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout, parts)
+    name, trainer_note = (trainer, "") if trainer else _chosen_trainer(experiment, task, layout, parts)
     sets = tuple(task.tests)
     setting = Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
     algorithm.check(setting)
@@ -191,7 +191,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     return setup
 
 
-def _settled_trainer(
+def _chosen_trainer(
     experiment: Experiment, task: Task, layout: Layout, parts: Sequence[Int[np.ndarray, " _"]]
 ) -> tuple[str, str]:
     """The name of a trainer that has proved itself, and why "auto" did not take another one."""

@@ -77,8 +77,8 @@ class FaultRunner:
 
     def _due(self) -> None:
         now_s = self._clock.now()
-        # Before the schedule is settled, all nodes may wait for one that has yet to join.
-        stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
+        # Until the last fault has ended, all nodes may wait for one that has yet to join.
+        stuck = now_s >= self._schedule.last_end_s and self._clock.pending <= len(self._detections)
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MAX_IDLE:
             raise Deadlock(f"all nodes wait, even as others leave and return: {self._clock.waiting()}")
