@@ -216,7 +216,7 @@ def test_many_models_are_measured_as_each_alone() -> None:
     vectors = [torch.randn(12, generator=torch.Generator().manual_seed(seed)) for seed in range(9)]
     models = [Model(rows.store(vector), torch.empty(0)) for vector in vectors]
     messages: list[str] = []
-    together = Evaluator(given, 1, workers=workers, say=messages.append, rows=rows).test_each(models)
+    together = Evaluator(given, 1, threads=workers, say=messages.append, rows=rows).test_each(models)
     workers.close()
     for model, values in zip(models, together, strict=True):
         module = given.model()

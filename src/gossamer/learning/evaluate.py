@@ -2,7 +2,7 @@
 
 Models are evaluated one at a time. Models of linear layers are evaluated many at once, by ``vmap`` over
 stacked parameters, in chunks that fit into a core's cache. In both cases, one worker evaluates a model or a
-chunk, so that results do not depend on the number of workers. Metrics that ``vmap`` can't run, and those that are no means
+chunk, so that results do not depend on the number of threads. Metrics that ``vmap`` can't run, and those that are no means
 over samples, take the outputs of one model after the other.
 """
 
@@ -63,7 +63,7 @@ _GENERATORS = Lock()  # torch has one generator a device for all threads
 class Evaluator:
     """Evaluates models. The samples of the evaluation sets are drawn and laid out once.
 
-    It uses ``samples`` samples of each set; None is all. Several workers may call it concurrently. With
+    It uses ``samples`` samples of each set; None is all. Several threads may call it concurrently. With
     ``rows``, the store of parameters, many models of linear layers are evaluated at once; if that fails,
     ``say`` is called with a message. ``metrics`` are those of the task, tried or not.
 
@@ -76,13 +76,13 @@ class Evaluator:
         seed: int,
         samples: int | None = None,
         device: torch.device | str = "cpu",
-        workers: ThreadPool | None = None,
+        threads: ThreadPool | None = None,
         say: Callable[[str], None] = print,
         rows: Rows | None = None,
         metrics: EvaluationMetrics | None = None,
     ) -> None:
         self.task, self.device = task, device
-        self.workers, self._say = workers or ThreadPool(1), say
+        self.threads, self._say = threads or ThreadPool(1), say
         self._metrics = metrics or EvaluationMetrics.of(task)
         self._of_set = bool(self._metrics.over_set or self._metrics.streamed)
         self.sets = {name: self._placed(drawn_sample(task, name, seed, samples)) for name in task.tests}
@@ -97,14 +97,14 @@ class Evaluator:
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[MetricValues | Exception]:
         """The result of :meth:`test` for each model, or the exception that the user's code raised. The
-        workers share the models."""
+        threads share the models."""
         problem = None
         for means_together in (
             dict.fromkeys((self._means_together, False)) if self._chunk >= MIN_CHUNK else ()
         ):
             try:
                 run = partial(self._together, on=on, means_together=means_together)
-                parts = self.workers.map(run, chunks(models, self._chunk))
+                parts = self.threads.map(run, chunks(models, self._chunk))
             except Exception as error:  # noqa: BLE001 - any error of the user's code, or something that vmap can't run
                 problem = problem or error
                 continue
@@ -112,7 +112,7 @@ class Evaluator:
                 self._means_together = False
                 self._say(f"evaluation: metrics of one model at a time ({cause(problem)})")
             return [values for part in parts for values in part]
-        results = self.workers.map(lambda model: _attempt(self.test, model, on), models)
+        results = self.threads.map(lambda model: _attempt(self.test, model, on), models)
         if problem is not None and not any(isinstance(result, Exception) for result in results):
             self._chunk = 1
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
@@ -133,7 +133,7 @@ class Evaluator:
         that is not finite are NaN: the class with the largest output is the first one there, whose accuracy means nothing."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
-            parts["personal"] = self.workers.map(
+            parts["personal"] = self.threads.map(
                 lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {},
                 zip(models, personal, strict=True),
             )
@@ -158,7 +158,7 @@ class Evaluator:
             return FlatModule(bare_module(self.task.model, self.device).eval())
 
     def _evaluate(self, model: Model, pair: Pair) -> MetricValues:
-        flat = self.workers.own(self._make_flat)
+        flat = self.threads.own(self._make_flat)
         flat.load(model)
         with self._drawing() if self._draws else nullcontext():
             [values] = self._results(partial(self._of_one, flat.module), pair)
@@ -181,7 +181,7 @@ class Evaluator:
 
     def _together(self, models: Sequence[Model], on: str, means_together: bool) -> list[MetricValues]:
         assert self._rows is not None
-        flat = self.workers.own(self._make_flat)
+        flat = self.threads.own(self._make_flat)
         parameters, buffers = self._rows.stack_models(models)
         named = named_parameters(parameters, flat.layout.parameters)
         named |= named_buffers(buffers, flat.layout, flat.module)
@@ -246,7 +246,7 @@ class Evaluator:
         """This thread's copies of the streamed metrics, for each of some models; none if no metric is of a whole set."""
         if not self._of_set:
             return []
-        streams: list[dict[str, Streamed]] = self.workers.own(self._no_streams)
+        streams: list[dict[str, Streamed]] = self.threads.own(self._no_streams)
         streams += [fresh_streams(self._metrics, self.device) for _ in range(models - len(streams))]
         return streams[:models]
 

@@ -336,18 +336,18 @@ class Sum:
             out.add_(vector, alpha=weight)
 
 
-def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
+def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], threads: ThreadPool) -> str:
     """Write sums of rows into other rows, without changing their version counters. All rows are float32,
     contiguous, of one length and on one device. Returns a description of the method, for the record."""
     method = ""
     for based in (False, True):
         chosen = [k for k, total in enumerate(sums) if (total.base is not None) is based]
         if chosen:
-            method = _mix_alike([sums[k] for k in chosen], [results[k] for k in chosen], workers)
+            method = _mix_alike([sums[k] for k in chosen], [results[k] for k in chosen], threads)
     return method
 
 
-def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
+def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], threads: ThreadPool) -> str:
     """:func:`mix_rows` for sums that all have a base, or all have none."""
     terms, length = sum(len(total.vectors) for total in sums), len(results[0])
     if results[0].device.type != "cpu":
@@ -359,7 +359,7 @@ def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]],
         tables = [table.numpy() for table in _addresses(sums, results)]
         based = None if sums[0].base is None else True
         streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (tables[-1] % 64).any() else None
-        shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
+        shares = max(1, min(threads.count, 4 * length * terms // SHARE_BYTES))
         units = -(-length // loops.WIDTH)
         edges = [min(units * share // shares * loops.WIDTH, length) for share in range(shares + 1)]
 
@@ -367,7 +367,7 @@ def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]],
             columns = edges[share], edges[share + 1]
             loops.add_rows(*tables, *columns, loops.FUSED, streamed, based)
 
-        workers.map(add, range(shares))
+        threads.map(add, range(shares))
         return "together"
     for total, row in zip(sums, results, strict=True):
         total.write(row.data)

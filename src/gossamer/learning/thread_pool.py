@@ -1,5 +1,5 @@
 """Threads that share a simulation's computation. Each uses one torch thread, so that results do not depend on the number of
-workers."""
+threads."""
 
 from __future__ import annotations
 

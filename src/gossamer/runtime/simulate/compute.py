@@ -171,7 +171,7 @@ class Executor:
     """Trains and evaluates models with the run's trainer."""
 
     def __init__(
-        self, setup: Setup, rows: Rows, workers: ThreadPool, profile: Profile, say: Callable[[str], None]
+        self, setup: Setup, rows: Rows, threads: ThreadPool, profile: Profile, say: Callable[[str], None]
     ) -> None:
         experiment, self._setup, self._profile = setup.experiment, setup, profile
         options = experiment.engine
@@ -180,7 +180,7 @@ class Executor:
             setup.task,
             experiment.optimizer,
             rows,
-            workers,
+            threads,
             rule=experiment.gradient,
             cuda_graphs=options.cuda_graphs,
         )
@@ -189,7 +189,7 @@ class Executor:
         device, samples = options.device, experiment.evaluation.samples
         shared_rows = rows if self.trainer.evaluates_many else None
         self._evaluator = Evaluator(
-            setup.task, experiment.seed, samples, device, workers, say, shared_rows, setup.metrics
+            setup.task, experiment.seed, samples, device, threads, say, shared_rows, setup.metrics
         )
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:

@@ -28,8 +28,8 @@ _Request = tuple[int, Step, bool, Slot]
 class Mixer:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
-    def __init__(self, clock: Core, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
-        self._clock, self._rows, self._workers = clock, rows, workers
+    def __init__(self, clock: Core, rows: Rows, threads: ThreadPool, profile: Profile) -> None:
+        self._clock, self._rows, self._threads = clock, rows, threads
         self._profile = profile
         # By request: rank, step, whether its result is read at once, and the slot of the commit's result.
         self._requests: list[_Request] = []
@@ -57,7 +57,7 @@ class Mixer:
             return
         with self._profile.part("mix"):
             sums, rows = [deferred for deferred, _ in self._deferred], [row for _, row in self._deferred]
-            mix_rows(sums, rows, self._workers)
+            mix_rows(sums, rows, self._threads)
         self._deferred = []
         self._unwritten.clear()
         self._whole.clear()
@@ -79,7 +79,7 @@ class Mixer:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
-        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the workers."""
+        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the threads."""
         others: list[tuple[Step, Slot]] = []
         for _, step, _, slot in requests:
             if slot.done():  # cancelled
@@ -97,7 +97,7 @@ class Mixer:
         if not others:
             return
         shared = self._rows.length >= MIN_LENGTH
-        attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _ in others])
+        attempts = (self._threads.map if shared else map)(self._attempt, [step for step, _ in others])
         for (step, slot), (result, failure) in zip(others, attempts, strict=True):
             try:
                 if failure is not None:
