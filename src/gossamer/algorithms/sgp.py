@@ -109,7 +109,7 @@ class SGP(Algorithm):
             return
         shares = {rank: inbox[rank]["weight"] for rank in sorted(inbox)}
         own = node.state["weight"]
-        # Added one by one, as when one call acts for all nodes: since Python 3.12, sum() rounds floats differently.
+        # The weights are added one by one, since sum() rounds floats differently from Python 3.12 on.
         total = node.state["weight"] = own + reduce(operator.add, shares.values())
         await node.mix(
             {rank: payload["model"] for rank, payload in inbox.items()},

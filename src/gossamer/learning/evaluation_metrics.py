@@ -1,4 +1,4 @@
-"""What is measured of a model: the loss and the metrics of a task, by how they are computed, and their columns."""
+"""The loss and the metrics of a task, by how they are computed, and the columns of their values."""
 
 from __future__ import annotations
 

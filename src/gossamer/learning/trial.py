@@ -179,7 +179,8 @@ def _fitting(name: str, outputs: Any, targets: Tensor, where: str) -> str:
 
 
 def _not_by_sample(outputs: Any, samples: int) -> str | None:
-    """What a model returns, if it is no tensor whose first axis is the sample, or tuple, list or dict of such and None."""
+    """The shape or kind of a model's output that is not by sample. None for a tensor whose first axis is the sample, and for
+    a tuple, list or dict of such tensors and None."""
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor):
             if leaf.shape[:1] != (samples,):
@@ -321,7 +322,7 @@ def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
 def _tried(
     metrics: EvaluationMetrics, outputs: Any, targets: Tensor, on: str, seed: int
 ) -> dict[str, MetricValues]:
-    """What the metrics of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
+    """The values of the metrics of a whole set for its targets. The outputs are those of a few samples, repeated."""
     values: dict[str, MetricValues] = {}
     streams = fresh_streams(metrics, "cpu")
     for name, function in metrics.over_set.items():

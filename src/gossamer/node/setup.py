@@ -137,7 +137,7 @@ class Setup:
 
     @cached_property
     def set_prefixes(self) -> tuple[str, ...]:
-        """With what the columns of evaluation sets begin."""
+        """The prefixes of the columns of evaluation sets."""
         return tuple(f"{name}_" for name in self._evaluated_on())
 
     def _evaluated_on(self) -> list[str]:
@@ -237,7 +237,7 @@ class Presence(Protocol):
 
 @runtime_checkable
 class Counters(Protocol):
-    """Those of a node's counters (:class:`~gossamer.messages.tags.Traffic`) that the node itself increases."""
+    """The counters (:class:`~gossamer.messages.tags.Traffic`) that a node itself increases."""
 
     messages_cancelled: int
     messages_late: int

@@ -309,7 +309,7 @@ def quantities(
         for run in runs:
             if metric in run.metrics.columns and run.metrics[metric].count():
                 check_timed(run, metric, f"{option} {metric}")
-    # Not by their names, since a metric of an older record may have any.
+    # Classes are not recognised by names, since a metric of an older record may have any name.
     classes = class_columns(runs)
     made = [*(_final(metric, classes) for metric in chosen), *(() if metrics else map(_total, _AXES))]
     made += [_time_to(axis, metric, str(level), classes) for metric, level in goals for axis in _AXES]
@@ -658,7 +658,7 @@ def _interval(name: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> list[str]:
-    """How the numbers come about."""
+    """Sentences on how the numbers are computed."""
     units = "seeds" if unit == "seed" else f"values of {unit}"
     texts = [
         f"Means over {units} ± half of the 95 % confidence interval (Student's t); below three, single values."
@@ -684,8 +684,8 @@ def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> 
 
 
 def _remarks(groups: Sequence[Group], quantities: Sequence[Quantity]) -> Iterator[str]:
-    """What a reader has to know about the runs: which ones do not count, what they were evaluated on, and
-    whether they differ in what is not part of the experiment."""
+    """Sentences that a reader needs beside the numbers: which runs do not count, on which samples they were evaluated, and
+    whether they differ in something that is not part of the experiment."""
     left_out = [member_label(group, run) for group in groups for run in group.left_out]
     if left_out:
         yield f"Not counted: {some(left_out)}."

@@ -24,7 +24,7 @@ SHOWN = {
     "mixed": "those of the last mixing, and not of the models at the ends of rounds",
     "instant": "those of the models at the instants of evaluation, also in the middle of rounds",
 }
-"""What the rows show, unless they show the models at the ends of rounds (``evaluation.of``)."""
+"""By ``evaluation.of``, the models that rows show if these are not the ones at the ends of rounds."""
 _PRESENCE_EVENTS = ("lost", "left", "leave", "joined", "returned", "found")
 
 
@@ -68,7 +68,7 @@ class RunData:
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
-        """What has been computed from the data, by name, so that it is computed once."""
+        """Values that were computed from the data, by name, so that each is computed once."""
         return {}
 
     @cached_property

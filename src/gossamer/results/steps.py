@@ -95,8 +95,8 @@ class NodeMean:
         self._push(time_s, False, rank, True)
 
     def advance(self, until_s: float = math.inf) -> Iterator[Step]:
-        """The steps up to an instant, which must have passed. What is reported later about an earlier instant counts from
-        this one on."""
+        """The steps up to an instant, which must have passed. A row or event that is reported later, about an
+        earlier instant, counts from this one on."""
         self._pending.sort(key=itemgetter(0, 1, 2))
         due = bisect_right(self._pending, until_s, key=itemgetter(0))
         events, self._pending = self._pending[:due], self._pending[due:]

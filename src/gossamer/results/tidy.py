@@ -134,7 +134,7 @@ def default_axis(runs: Iterable[RunData]) -> Axis:
 
 
 def rounds_on_record(run: RunData) -> tuple[int, int]:
-    """Of the node with the most rounds: how many of its rounds have a row, and how many it has completed."""
+    """The number of rounds with a row, and of completed rounds, of the node that has completed the most."""
     rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") > 0)
     by_node = rows.group_by("node").agg(on_record=pl.col("round").n_unique(), rounds=pl.col("round").max())
     furthest = by_node.sort("rounds", "node", descending=[True, False]).select("on_record", "rounds")

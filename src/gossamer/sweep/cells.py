@@ -97,8 +97,9 @@ class SweepRuns:
     def chosen(self, only: Sequence[str] = (), array: tuple[int, int] | None = None) -> tuple[Planned, ...]:
         """The experiments of the cells selected by ``only``, or of all cells. Names are a cell's full name,
         its name in progress lines, or an entry of ``cells``, which selects all its cells. An ``axis=value``
-        of the grid restricts the selection to cells with this value. Of these, ``array``, (k, n), takes every n-th run from
-        the k-th on. BadInput for a name that no cell has, and unless 0 <= k <= n (the n-th share is that with k = 0)."""
+        of the grid restricts the selection to cells with this value. With ``array``, (k, n), only every n-th run of the
+        selection counts, from the k-th on. BadInput for a name that no cell has, and unless 0 <= k <= n (the n-th share is
+        that with k = 0)."""
         tags = {planned.cell.name: planned.cell.tags(planned.short) for planned in self.planned}
         axes = {text: axis for texts in tags.values() for text, axis in texts.items()}
         wanted: dict[str, set[str]] = {}

@@ -181,8 +181,8 @@ def findings(
     again: bool = False,
     keep: bool = False,
 ) -> Findings:
-    """What has changed since the runs that are finished and do not start again, the runs that are not chosen included, since
-    the results compare all; arguments as for :func:`run_sweep`."""
+    """The changes since the finished runs that do not start again. Runs that are not chosen are included, since the results
+    compare all of them. The arguments are those of :func:`run_sweep`."""
     if again and keep:
         raise BadInput("--keep: with --again, which starts finished runs again; accepted: one of them")
     runs = by_run([*chosen.values(), *sweep.planned])

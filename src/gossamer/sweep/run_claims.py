@@ -1,4 +1,4 @@
-"""Who does which run of a sweep that several processes share, on one machine or on many.
+"""The claims of processes, on one machine or on many, on the runs of a sweep that they share.
 
 A process *claims* a run by creating a file in its folder exclusively, which also shared file systems let only one do. (Locks
 may be missing there, or not reach other machines.) As long as it has the run, it changes a counter in the file, its
@@ -115,7 +115,7 @@ class RunClaim:
 
 
 class Watch:
-    """What a process sees of the claims of others. ``clock`` gives seconds that only grow."""
+    """The claims of other processes, as this one sees them. ``clock`` gives seconds that only grow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Findings:
-    """What a comparison of finished runs with the present has found. Each text maps to the runs to which it applies.
+    """The result of a comparison of finished runs with the present. Each text maps to the runs to which it applies.
 
     Attributes:
-        changed: what would make other results now. A run with such an entry is stale.
+        changed: changes that would lead to other results now. A run with such an entry is stale.
         other_versions: versions that differ.
         not_at_hand: data that can't be compared on this machine.
         unknown: runs without a fingerprint."""
@@ -37,7 +37,7 @@ class Findings:
     unknown: list[Planned] = field(default_factory=list)
 
     def of(self, planned: Planned) -> list[str]:
-        """What has changed since a run."""
+        """The changes since a run."""
         return [text for text, runs in self.changed.items() if planned in runs]
 
     def refuse(self, folder: Path, chosen: Container[str]) -> None:

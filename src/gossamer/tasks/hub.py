@@ -78,8 +78,8 @@ class Hub(data.Source, TaskSource):
     image_mode: pixels.Mode | None = None
     tokenizer: language.Tokenizer | None = None
     context: PositiveInt = 64  # tokens per sample; longer texts are truncated, unless the loss is next-token
-    # A function of (inputs, training inputs), called for the training and for the test set, which returns the inputs to use.
-    # What it computes from data, such as a mean, it takes from the training inputs.
+    # A function of (inputs, training inputs) that returns the inputs to use. It is called for the training and for the test
+    # set, and computes statistics, such as a mean, from the training inputs.
     transform: Reference | None = None
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"

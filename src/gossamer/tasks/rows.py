@@ -20,7 +20,7 @@ from gossamer.tasks import splits, tables
 InTest = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
 Numbers = Int64[np.ndarray, " _"]
 Missing = Literal["refuse", "drop"]
-"""What is done with rows that miss a value."""
+"""The treatment of rows that miss a value."""
 
 _NAMED = 12  # the most columns that an error names
 
@@ -249,7 +249,7 @@ def _joined(
 
 
 def _kind(column: pl.Series) -> str:
-    """What the values of a column are in every file: numbers or words of any type, or values of one type."""
+    """The kind of values that a column has in every file: numbers or words of any type, or values of one type."""
     if column.dtype.is_numeric():
         return "numbers"
     return "words" if column.dtype in (pl.String, pl.Categorical, pl.Enum) else str(column.dtype.base_type())

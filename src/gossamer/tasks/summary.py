@@ -1,4 +1,4 @@
-"""What a task's data are, in one line and as a record: samples, shapes, classes, and what the sets share."""
+"""A task's data, described in one line and as a record: samples, shapes, classes, and samples that the sets share."""
 
 from __future__ import annotations
 
@@ -60,9 +60,10 @@ def summary(task: Task) -> dict[str, Any]:
 
 
 def compare(train: Pair, test: Pair) -> Shared | None:
-    """What a test set shares with the training set; None for tensors of other types, or that can't be compared as rows.
+    """The samples that a test set shares with the training set. None for tensors of other types, and for tensors that can't
+    be compared as rows.
 
-    Of each set at most :data:`MOST_ROWS` samples and :data:`MOST_BYTES` bytes are compared. A hash of some values of each
+    From each set, at most :data:`MOST_ROWS` samples and :data:`MOST_BYTES` bytes are compared. A hash of some values of each
     sample finds the candidates, and a hash of all values decides."""
     tensors, others = _tensors(train), _tensors(test)
     if not tensors or not all(map(_in_memory, (*tensors, *others))) or _kinds(tensors) != _kinds(others):
@@ -219,7 +220,7 @@ def _named(path: Path, root: Path) -> str:
 
 
 def _overlap(name: str, found: Shared, samples: int, training: int) -> str:
-    """In words what an evaluation set shares with the training set."""
+    """A sentence on the samples that an evaluation set shares with the training set."""
     of = "" if found.compared == samples else f" of {found.compared:,} compared"
     among = (
         "the training set" if found.training == training else f"{found.training:,} compared training samples"

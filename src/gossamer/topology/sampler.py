@@ -1,4 +1,4 @@
-"""What a node needs of its peer sampler, where nodes find their neighbours themselves."""
+"""The interface of peer samplers, with which nodes find their neighbours themselves."""
 
 from __future__ import annotations
 

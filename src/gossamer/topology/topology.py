@@ -85,7 +85,7 @@ class Topology(Component):
 
 
 HELD = frozenset({"samples", "label_counts"})
-"""What a topology's ``draw`` may ask for by further parameters."""
+"""The further parameters that a topology's ``draw`` may have."""
 
 
 @contextmanager

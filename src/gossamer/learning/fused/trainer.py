@@ -20,11 +20,11 @@ from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResul
 from gossamer.messages.tags import Model
 
 AT_ONCE = 32
-"""Maximum number of jobs in one call, whose overhead is that of a step of logistic regression."""
+"""Maximum number of jobs in one call of the kernels. A call costs about as much time as one step of logistic regression."""
 
 
 class FusedTrainer(Trainer):
-    """One node at a time on each worker, for models that the kernels support. Unsupported optimizers take
+    """Trains one node at a time on each thread, for models that the kernels support. Unsupported optimizers take
     their steps in torch. The bits do not depend on the number of threads or nodes.
 
     Raises:
