@@ -147,7 +147,9 @@ def _read(
 ) -> tuple[list[pl.DataFrame], list[Numbers]]:
     """The tables of all files, or one of all images, and the numbers of the rows in each file."""
     if files.kind == "image":
-        return [tables.read_images(files.all, files.name)], [np.ones(1, np.int64) for _ in files.all]
+        return [tables.read_images(files.all, [*map(files.name, files.all)])], [
+            np.ones(1, np.int64) for _ in files.all
+        ]
     read, numbers = list[pl.DataFrame](), list[Numbers]()
     for path in files.all:
         table = tables.read_table(path, files.kind, form, encoding)
