@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +25,8 @@ from gossamer.node.expectations import Form
 from gossamer.node.waiting import Slot, resolve
 from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.counters import NodeCounters, columns, total_of, traffic_of
+from gossamer.runtime.simulate.flights import Flights
 from gossamer.runtime.simulate.sent import SentBytes
-
-if TYPE_CHECKING:
-    from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1  # the rank of the network's own events, which come before those of nodes
 ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
@@ -158,7 +156,7 @@ class Links(ABC):
         watch: Watch | None = None,
     ) -> None:
         self.clock = clock
-        self.flights: SimCheckpoints | None = None
+        self.flights: Flights | None = None
         self._network, self._nodes, self._seed = network, nodes, seed
         self.recipients: list[Callable[[Message], object]] = [partial(arrive, rank) for rank in range(nodes)]
         self._watch = watch
