@@ -30,7 +30,7 @@ from gossamer.results.animation import write_animation
 from gossamer.results.finals import final
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import groups
-from gossamer.results.recorder import read_metrics
+from gossamer.results.reading import read_metrics
 from gossamer.results.report import page_data, render
 from gossamer.results.spread import spread
 from gossamer.results.tidy import comparison_metrics, finite, lower_is_better, metric_names

@@ -15,7 +15,7 @@ import polars as pl
 from gossamer import files
 from gossamer.config import Experiment
 from gossamer.errors import BadInput
-from gossamer.results import recorder
+from gossamer.results import reading
 from gossamer.results.formatting import at_least, bytes_text, numerals
 from gossamer.results.run_data import RunData, model_of
 from gossamer.results.schema import SweepRecord
@@ -198,7 +198,7 @@ def _folders(path: Path) -> list[Path]:
 def _swept(folder: Path, *, unfinished: bool, required: bool = True) -> list[Run]:
     """The runs of a sweep, from its ``sweep.json``. BadInput if there are none, when ``required``."""
     path = folder / "sweep.json"
-    entries = files.read_json(path, SweepRecord, folder, recorder.MAX_FIGURES_BYTES)["runs"]
+    entries = files.read_json(path, SweepRecord, folder, reading.MAX_FIGURES_BYTES)["runs"]
     done = sum(entry["status"] == "done" for entry in entries)
     planned = Counter(entry["cell"] for entry in entries)
     read = [entry for entry in entries if entry["folder"] and (unfinished or entry["status"] == "done")]

@@ -16,7 +16,8 @@ from gossamer import files
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model
-from gossamer.results import recorder
+from gossamer.results import reading
+from gossamer.results.consensus import average
 from gossamer.results.folder import read_environment, read_status
 from gossamer.results.schema import RecordedExperiment
 
@@ -58,13 +59,13 @@ class RunData:
     @cached_property
     def setup(self) -> dict[str, Any]:
         """Nodes, data and graphs as set up, with all graphs recorded since."""
-        return recorder.read_setup(self.path)
+        return reading.read_setup(self.path)
 
     @cached_property
     def metrics(self) -> pl.DataFrame:
         """A row per node and evaluation, sorted by (round, node); node -1 is the network. The columns are described in
-        :mod:`gossamer.results.recorder`. ``metrics.to_pandas()`` is the same for pandas."""
-        return recorder.read_metrics(self.path)
+        :mod:`gossamer.results.reading`. ``metrics.to_pandas()`` is the same for pandas."""
+        return reading.read_metrics(self.path)
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
@@ -74,13 +75,13 @@ class RunData:
     @cached_property
     def events(self) -> pl.DataFrame:
         """Joins, leaves, faults, dropped frames, sorted by time."""
-        return recorder.read_events(self.path)
+        return reading.read_events(self.path)
 
     @cached_property
     def timeline(self) -> pl.DataFrame:
         """The intervals in which nodes computed and sent, sorted by (node, start); empty unless the
         experiment records a timeline."""
-        return recorder.read_timeline(self.path)
+        return reading.read_timeline(self.path)
 
     @property
     def parameters(self) -> Float[Tensor, "nodes params"] | None:
@@ -95,7 +96,7 @@ class RunData:
     @cached_property
     def _models(self) -> dict[str, Tensor]:
         path = self.path / "models.safetensors"
-        known = recorder.check_files(self.path, path.name)
+        known = reading.check_files(self.path, path.name)
         return files.read_tensors(path, self.path) if known or path.exists() else {}
 
     @property
@@ -222,7 +223,7 @@ class RunData:
     def shown(self) -> str:
         """Which models the rows show: ``evaluation.of``. Older versions, whose records lack this field, showed the model of
         the "instant". This differs from "round" only in rows of a grid or an end."""
-        of = str((self.experiment.get("evaluation") or {}).get("of", recorder.MEASURED_BEFORE))
+        of = str((self.experiment.get("evaluation") or {}).get("of", reading.MEASURED_BEFORE))
         elsewhere = pl.col("moment").str.contains("tick|end").any()
         return "round" if of == "instant" and not self.metrics.select(elsewhere).item() else of
 
@@ -252,7 +253,7 @@ def model_of(models: Mapping[str, Tensor], rank: int | None, field: str = "rank"
         known = parameters.isfinite().all(dim=1)
         if not known.any():
             raise BadInput(f"{field}: null, of a run without finite models; accepted: a rank")
-        return Model(*(recorder.average(list(part[known])).float() for part in both))
+        return Model(*(average(list(part[known])).float() for part in both))
     if not isinstance(rank, int) or not 0 <= rank < len(parameters):
         raise BadInput(f"{field}: {rank!r}; accepted: 0 to {len(parameters) - 1}")
     return Model(*(part[rank] for part in both))

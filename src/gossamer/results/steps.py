@@ -28,7 +28,7 @@ import polars as pl
 from jaxtyping import Float
 
 from gossamer.errors import BadInput
-from gossamer.results.recorder import NETWORK
+from gossamer.results.reading import NETWORK
 from gossamer.results.run_data import RunData
 from gossamer.results.tidy import at_level, belongs_to_model, evaluation_sets
 

@@ -24,7 +24,7 @@ from jaxtyping import Real
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results.formatting import beyond_rounding
-from gossamer.results.recorder import METRICS, MOMENTS, TRAFFIC
+from gossamer.results.reading import METRICS, MOMENTS, TRAFFIC
 from gossamer.results.run_data import RunData
 
 Axis = Literal["round", "time_s", "wall_s", "bytes"]

@@ -29,7 +29,7 @@ from gossamer.node.waiting import resolve
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import NETWORK, read_metrics, read_setup
+from gossamer.results.reading import NETWORK, read_metrics, read_setup
 from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log

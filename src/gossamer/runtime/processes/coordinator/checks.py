@@ -16,7 +16,7 @@ import polars as pl
 from gossamer import files
 from gossamer.node.node import ROW_COLUMNS
 from gossamer.results.checkpoints import RunCheckpoint
-from gossamer.results.recorder import METRICS, TRAFFIC
+from gossamer.results.reading import METRICS, TRAFFIC
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Violation
 from gossamer.runtime.setup import Setup

@@ -25,7 +25,7 @@ from gossamer.messages.tags import Model
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import read_metrics
+from gossamer.results.reading import read_metrics
 from gossamer.results.schema import Totals
 from gossamer.runtime.events import EstimatedClock, EventLog
 from gossamer.runtime.outcome import Outcome, add_up, nothing_sent
