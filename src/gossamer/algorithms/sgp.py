@@ -18,7 +18,7 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Payload
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Graph, Mixing, TopologySchedule
 from gossamer.topology.weights import Row
 
@@ -64,8 +64,8 @@ class SGP(Algorithm):
             note="push-sum corrects the bias of these weights: repeated exchanges converge to the mean",
         )
 
-    def check(self, setting: Setting) -> None:
-        topology = setting.topology
+    def check(self, context: CheckContext) -> None:
+        topology = context.topology
         if topology.static and (edge := _without_return(topology.graph(0))) is not None:
             where = f"{topology.topology.name_of()}, where node {edge[0]} sends to node {edge[1]}, which can't reach it"
             raise BadInput(f"topology: {where}, for sgp; accepted: strongly connected graphs")

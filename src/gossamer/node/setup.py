@@ -38,8 +38,8 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """The parts of an experiment that an algorithm's ``check`` sees."""
+class CheckContext:
+    """The parts of an experiment that ``check`` of an algorithm or a middleware sees."""
 
     nodes: int  # number of nodes
     topology: TopologySchedule  # which nodes may talk to each other

@@ -35,7 +35,7 @@ from gossamer.learning.trainer import SequentialTrainer, choose_trainer
 from gossamer.learning.trial import tried_metrics
 from gossamer.network import ComputeProfile, Network
 from gossamer.network.network import try_out as try_out_network
-from gossamer.node import Setting
+from gossamer.node import CheckContext
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
@@ -144,11 +144,11 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         _check_secure_aggregation(experiment, topology, faults)
     name, trainer_note = (trainer, "") if trainer else _chosen_trainer(experiment, task, layout, parts)
     sets = tuple(task.tests)
-    setting = Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
-    algorithm.check(setting)
+    context = CheckContext(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
+    algorithm.check(context)
     wrapped_ranks = {}
     for number, middleware in enumerate(experiment.middleware):
-        middleware.check(setting)
+        middleware.check(context)
         field = f"middleware.{number}.at"
         wrapped_ranks[field] = choose(middleware.at, field=field)
     evaluated = _evaluated(experiment, outcomes)
