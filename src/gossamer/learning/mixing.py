@@ -43,14 +43,14 @@ _NS_PER_SORTED = 12.0
 
 
 @runtime_checkable
-class Step(Protocol):
+class InboxJob(Protocol):
     """A node's work on its inbox at the end of an instant: a :class:`Mix`, or the decoding of models."""
 
     own: Any
     """The node's own vector or model, if it is read."""
 
     def prepare(self) -> None:
-        """Take the values that the step reads. Called when everything else of the instant is done."""
+        """Take the values that the job reads. Called when everything else of the instant is done."""
 
     def terms(self) -> Terms | None:
         """See :meth:`Mix.terms`."""

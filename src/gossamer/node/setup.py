@@ -32,7 +32,7 @@ from gossamer.topology import Graph, Mixing, TopologySchedule
 if TYPE_CHECKING:
     from gossamer.faults import FaultSchedule
     from gossamer.learning.computation import Computation
-    from gossamer.learning.mixing import Step
+    from gossamer.learning.mixing import InboxJob
 
 T = TypeVar("T")
 
@@ -304,7 +304,7 @@ class Host(Protocol):
         """Run a computation, and return the value of its ``commit``. Cancelling the await cancels the
         computation."""
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         """Once everything else of this instant is done, prepare and run a mixing step, commit the result, and
         return the value of its ``commit``. Unless ``read``, writing the result may be deferred until
         :meth:`settle`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.errors import GossamerError, RunFailed
 from gossamer.learning.computation import Computation
-from gossamer.learning.mixing import Step
+from gossamer.learning.mixing import InboxJob
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
@@ -89,7 +89,7 @@ class SimHost:
     ) -> list[Sending]:
         return self._links.send(self._rank, to, payload, tag, form)
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         return self._mixing.submit(self._rank, step, read=read)
 
     def event(self, kind: str, text: str) -> None:
@@ -181,7 +181,7 @@ class FaultyHost(SimHost):
         self._check_alive()
         return self._submit(computation)
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         self._check_alive()
         return super().mix(step, read=read)
 

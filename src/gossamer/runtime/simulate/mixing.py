@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.learning.mixing import Step, Sum, allow_compiled_loops, mix_rows
+from gossamer.learning.mixing import InboxJob, Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.node.waiting import Slot
@@ -22,7 +22,7 @@ from gossamer.runtime.simulate.core import Core
 MAX_DEFERRED = 256
 """Above this number, deferred sums are computed at the end of the instant, since they keep the rows they read."""
 MIN_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
-_Request = tuple[int, Step, bool, Slot]
+_Request = tuple[int, InboxJob, bool, Slot]
 
 
 class Mixer:
@@ -38,7 +38,7 @@ class Mixer:
         self._whole: set[int] = set()  # ids of whole rows that the deferred sums hold
         allow_compiled_loops()
 
-    def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
+    def submit(self, rank: int, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         """Queue a node's step. The awaitable gives the result of its ``commit``. Unless ``read``,
         :meth:`settle` must run before the result is read."""
         slot = self._clock.slot()
@@ -80,7 +80,7 @@ class Mixer:
 
     def _run(self, requests: Sequence[_Request]) -> None:
         """Run steps of different nodes: sums of whole vectors become deferred, the others run on the threads."""
-        others: list[tuple[Step, Slot]] = []
+        others: list[tuple[InboxJob, Slot]] = []
         for _, step, _, slot in requests:
             if slot.done():  # cancelled
                 continue
@@ -106,13 +106,13 @@ class Mixer:
             except Exception as error:  # noqa: BLE001 - likewise
                 slot.set_exception(error)
 
-    def _attempt(self, step: Step) -> tuple[Any, Exception | None]:
+    def _attempt(self, step: InboxJob) -> tuple[Any, Exception | None]:
         try:
             return step.run(self._rows.vector), None
         except Exception as error:  # noqa: BLE001 - the author's inbox or weights, or an author's codec or aggregator
             return None, error
 
-    def _defer(self, step: Step) -> Tensor | None:
+    def _defer(self, step: InboxJob) -> Tensor | None:
         """The row of a sum of whole vectors, which is written later; None for any other step."""
         terms = step.terms()
         if terms is None:
