@@ -19,7 +19,7 @@ from gossamer.sweep import execute, run_claims, table
 from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import Counts, SweepObserver
 from gossamer.sweep.run_claims import RunClaim, Watch
-from gossamer.sweep.table import State, states, write_results
+from gossamer.sweep.table import RunState, states, write_results
 
 
 def statuses(sweep: Sweep) -> list[str]:
@@ -57,7 +57,7 @@ class Says(SweepObserver):
         if text.startswith("waits") and callable(self.then):
             self.then()
 
-    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+    def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
         self.ends.append((planned.title, state.status, value))
 
 

@@ -100,7 +100,7 @@ class SetValues:
             raise TypeError(f"task.model: returns a {kind}; accepted with metrics over a set: one tensor")
         self._finite = self._finite and is_finite(outputs)
         for name, metric in list(self._streamed.items()):
-            with self._answering(name), naming(part(name), outputs=outputs, targets=targets):
+            with self._answering(name), naming(field_of(name), outputs=outputs, targets=targets):
                 metric.update(outputs.clone(), targets.clone())
         if self._metrics.over_set:
             if self._outputs is None:
@@ -114,12 +114,12 @@ class SetValues:
         for name, function in self._metrics.over_set.items():
             with self._answering(name):
                 assert self._outputs is not None
-                with naming(part(name), outputs=self._outputs, targets=targets):
+                with naming(field_of(name), outputs=self._outputs, targets=targets):
                     value = function(self._outputs.clone(), targets.clone())
                 values |= columns_of(name, value)
         for name, metric in list(self._streamed.items()):
             with self._answering(name):
-                with naming(part(name)):
+                with naming(field_of(name)):
                     value = metric.compute()
                 values |= columns_of(name, value)
         return values | self._undefined
@@ -148,7 +148,7 @@ def measured(name: str, metric: Metric, outputs: Any, targets: Tensor) -> Tensor
     """The mean returned by a metric. A user's metric may also return a plain number."""
     if isinstance(metric, FunctionOfMean):
         metric = metric.mean
-    field = part(name)
+    field = field_of(name)
     with naming(field, outputs=outputs, targets=targets):
         value: object = metric(outputs, targets)
     if isinstance(value, int | float | np.generic | np.ndarray):
@@ -162,8 +162,8 @@ def columns_of(name: str, value: Any) -> MetricValues:
     values = value if isinstance(value, Mapping) else {name: value}
     for column in values:
         if not (isinstance(column, str) and column.isascii() and column.isidentifier()):
-            raise TypeError(f"{part(name)}: returns {column!r}; accepted: identifiers as names")
-    return {column: _plain(part(name), entry) for column, entry in values.items()}
+            raise TypeError(f"{field_of(name)}: returns {column!r}; accepted: identifiers as names")
+    return {column: _plain(field_of(name), entry) for column, entry in values.items()}
 
 
 def _plain(field: str, value: Any) -> Any:
@@ -200,6 +200,6 @@ def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def part(metric: str) -> str:
+def field_of(metric: str) -> str:
     """The field of the task that a metric is."""
     return "task.loss" if metric == "loss" else f"task.metrics.{metric}"

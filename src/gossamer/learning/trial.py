@@ -30,9 +30,9 @@ from gossamer.learning.evaluation_metrics import (
     EvaluationMetrics,
     MetricValues,
     columns_of,
+    field_of,
     fresh_streams,
     measured,
-    part,
 )
 from gossamer.learning.guard import fitting, kind, refusing
 from gossamer.learning.parameters import drawing_from, generators_restored, scores, seed_generators
@@ -108,7 +108,7 @@ def tried_metrics(
             cure = CURE if whole else "a model that returns one tensor, for a metric over a set"
             raise BadInput(
                 *(
-                    f"{part(name)} is no mean over samples: {text}; accepted: a mean over samples, or {cure}"
+                    f"{field_of(name)} is no mean over samples: {text}; accepted: a mean over samples, or {cure}"
                     for name, text in problems.items()
                 )
             )
@@ -132,7 +132,7 @@ def tried_metrics(
     metrics = replace(metrics, columns=columns)
     _check_columns(metrics, list(sets))
     notes += [
-        f"{part(name)}: {note}"
+        f"{field_of(name)}: {note}"
         for name, metric in metrics.over_set.items()
         if isinstance(metric, OverSet) and (note := metric.note()) is not None
     ]
@@ -164,7 +164,7 @@ def _evaluate_few(
         with refusing("task.model", inputs=x):
             outputs = scores(module, x)
         for name, metric in metrics.means.items():
-            field, accepted = part(name), partial(_fitting, name, outputs, y, where)
+            field, accepted = field_of(name), partial(_fitting, name, outputs, y, where)
             _seed_all(seed)
             with refusing(field, accepted, outputs=outputs, targets=y):
                 value = measured(name, metric, outputs, y)
@@ -347,7 +347,7 @@ def _check_columns(metrics: EvaluationMetrics, sets: list[str]) -> None:
             for on in sets:
                 if (other := made.setdefault(f"{on}_{column}", f"{on} {name}")) != f"{on} {name}":
                     raise BadInput(
-                        f"{part(name)}: the column {on}_{column} is also of {other}; accepted: other names"
+                        f"{field_of(name)}: the column {on}_{column} is also of {other}; accepted: other names"
                     )
 
 
@@ -361,7 +361,7 @@ def _failing(name: str, on: str) -> Iterator[None]:
 
 def _failed(name: str, error: Exception, where: str = "") -> BadInput:
     text = cause(error) if is_own(error) or not isinstance(error, GossamerError) else str(error)
-    text = text if text.startswith(part(name)) else f"{part(name)}: {text}"
+    text = text if text.startswith(field_of(name)) else f"{field_of(name)}: {text}"
     return BadInput(f"{text}{where}; accepted: parts that fit together")
 
 

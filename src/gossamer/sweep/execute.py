@@ -29,7 +29,7 @@ from gossamer.sweep.pool import LocalPool
 from gossamer.sweep.run_claims import LOOK_S, RunClaim, Watch, held_for, process, remove
 from gossamer.sweep.stale import Findings, look
 from gossamer.sweep.sweep import Sweep
-from gossamer.sweep.table import ENDED, ENDED_BADLY, State, state_of, states, write_results, write_state
+from gossamer.sweep.table import ENDED, ENDED_BADLY, RunState, state_of, states, write_results, write_state
 
 _CHECK_S = 0.2
 """Seconds between two checks whether the user has stopped the sweep."""
@@ -73,7 +73,7 @@ class SweepObserver:
     def update(self, counts: Counts) -> None:
         """Show the progress; called several times a second."""
 
-    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+    def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
         """Show that a run has ended, with its first metric as text, or that the executor lost it."""
 
 
@@ -84,7 +84,7 @@ class SweepOutcome:
     the runs that were finished before."""
 
     counts: Counts
-    failed: tuple[tuple[Planned, State], ...]
+    failed: tuple[tuple[Planned, RunState], ...]
     stopped: bool
     notes: tuple[str, ...] = ()
 
@@ -176,7 +176,7 @@ def by_run(chosen: Sequence[Planned]) -> dict[str, Planned]:
 def findings(
     sweep: Sweep,
     chosen: Mapping[str, Planned],
-    before: Mapping[str, State],
+    before: Mapping[str, RunState],
     *,
     again: bool = False,
     keep: bool = False,
@@ -192,7 +192,7 @@ def findings(
 
 def remaining(
     chosen: Mapping[str, Planned],
-    before: Mapping[str, State],
+    before: Mapping[str, RunState],
     *,
     retry_failed: bool = False,
     again: bool = False,
@@ -257,7 +257,7 @@ def _answer(
     return {"status": status, "cause": cause, "folder": folder and str(folder), "value": value}
 
 
-def _seen(state: State) -> list[str | None]:
+def _seen(state: RunState) -> list[str | None]:
     """A state of a run, in short, as it is sent to workers."""
     return [state.status, None if state.folder is None else state.folder.name]
 
@@ -325,7 +325,7 @@ class _SweepRun:
     """The runs of one call, from submission to record."""
 
     def __init__(
-        self, sweep: Sweep, before: dict[str, State], counts: Counts, observer: SweepObserver
+        self, sweep: Sweep, before: dict[str, RunState], counts: Counts, observer: SweepObserver
     ) -> None:
         self.states, self.counts, self.stopping = dict(before), counts, False
         self._sweep, self._before, self._observer = sweep, before, observer
@@ -341,7 +341,7 @@ class _SweepRun:
         stop = out / f".stopped-{secrets.token_hex(4)}"  # other processes that share the sweep go on
         path = [*filter(None, sys.path)]
         job = {"out": str(out), "command": sys.argv, "stop": str(stop), "path": path, "owner": process()}
-        self.states |= {planned.run: State() for planned in todo}
+        self.states |= {planned.run: RunState() for planned in todo}
         self._write()
 
         def submit(planned: Planned, after: int) -> bool:
@@ -384,7 +384,7 @@ class _SweepRun:
         try:
             self._pending[executor.submit(carry_out, job)] = planned
         except Exception as error:  # noqa: BLE001 - after any error, the executor takes no more runs
-            self._ended(planned, State("pending", f"the executor failed: {cause(error)}"))
+            self._ended(planned, RunState("pending", f"the executor failed: {cause(error)}"))
             return False
         return True
 
@@ -429,22 +429,22 @@ class _SweepRun:
             self._look_s = 0.0
             return
         folder = result["folder"] and self._sweep.folder / planned.run / Path(result["folder"]).name
-        self._ended(planned, State(result["status"], result["cause"], folder), result["value"])
+        self._ended(planned, RunState(result["status"], result["cause"], folder), result["value"])
 
-    def _lost(self, planned: Planned, why: str) -> State:
+    def _lost(self, planned: Planned, why: str) -> RunState:
         """The state of a run that an executor lost."""
         folder = self._sweep.folder / planned.run
         state, began = state_of(folder), held_for(folder, process())
         if began and state.folder is not None and state != self._before[planned.run]:
             RunFolder.open(state.folder).write_status("failed", error=why)
-            state = State("failed", why, state.folder)
+            state = RunState("failed", why, state.folder)
         else:
-            state = State("pending", f"the executor lost it before it began: {why}")
+            state = RunState("pending", f"the executor lost it before it began: {why}")
         if began:
             remove(folder)
         return state
 
-    def _ended(self, planned: Planned, state: State, value: str = "") -> None:
+    def _ended(self, planned: Planned, state: RunState, value: str = "") -> None:
         self.states[planned.run] = state
         if state.status in ENDED:
             counts = self.counts

@@ -16,7 +16,7 @@ from gossamer.results.folder import environment, latest, read_environment, versi
 from gossamer.results.formatting import some
 from gossamer.results.run import Run
 from gossamer.sweep.cells import Planned
-from gossamer.sweep.table import State
+from gossamer.sweep.table import RunState
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ def _runs(runs: list[Planned]) -> str:
     return f"{len(runs)} runs: {named}" if len(runs) > 1 else named
 
 
-def look(finished: Mapping[str, tuple[Planned, State]]) -> Findings:
+def look(finished: Mapping[str, tuple[Planned, RunState]]) -> Findings:
     """Compare finished runs with the present, without loading any data."""
     found, present, here = Findings(), Present(), environment(sys.argv)
     for planned, state in finished.values():
@@ -91,7 +91,7 @@ def look(finished: Mapping[str, tuple[Planned, State]]) -> Findings:
 
 
 def _compare(
-    planned: Planned, state: State, found: Findings, present: Present, here: Mapping[str, Any]
+    planned: Planned, state: RunState, found: Findings, present: Present, here: Mapping[str, Any]
 ) -> None:
     assert state.folder is not None, "it is done"
     experiment, recorded = planned.experiment, latest(read_environment(state.folder))

@@ -23,8 +23,8 @@ from gossamer.errors import BadInput, shown
 from gossamer.tasks import data, language, pixels, splits, tables, task
 from gossamer.tasks.metrics import Metrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
-from gossamer.tasks.rows import FileRows, InTest, Missing, read_rows
-from gossamer.tasks.tables import CSV, Cell
+from gossamer.tasks.rows import FileRows, InTest, MissingValues, read_rows
+from gossamer.tasks.tables import CSV, CellText
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
@@ -60,10 +60,10 @@ class Hub(data.Source, TaskSource):
 
     subset: str | None = None  # a folder of the data set (a configuration, in the hub's terms)
     # A column, several numeric columns, or a column for each argument of the model; * in a name stands for any characters.
-    inputs: Cell | tuple[Cell, ...] | dict[str, Cell] = "text"
-    targets: Cell | tuple[Cell, ...] | None = None  # None with next-token only
+    inputs: CellText | tuple[CellText, ...] | dict[str, CellText] = "text"
+    targets: CellText | tuple[CellText, ...] | None = None  # None with next-token only
     # The owners, for the partition natural: a column, or {each: file} or {each: folder}.
-    owner: Cell | EachOwner | None = None
+    owner: CellText | EachOwner | None = None
     # The splits, by words in the names of files and folders, or patterns of their paths (gossamer.tasks.splits).
     train: str = "train"
     test: str = "test"
@@ -72,7 +72,7 @@ class Hub(data.Source, TaskSource):
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     csv: CSV | None = None  # how CSV files are read; texts are CSV files too, if there are no others
     encoding: str = "utf-8"  # of texts, CSV and JSON Lines files
-    missing: Missing = "refuse"  # rows that miss a value, in a column that is used
+    missing: MissingValues = "refuse"  # rows that miss a value, in a column that is used
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     # Pillow's mode of all images: L (grey), RGB or RGBA; None is L if all images are grey, and otherwise RGB.
     image_mode: pixels.Mode | None = None

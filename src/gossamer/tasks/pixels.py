@@ -19,7 +19,7 @@ from jaxtyping import Shaped, UInt8, UInt16
 
 from gossamer.errors import BadInput, first_line
 from gossamer.files import check_room
-from gossamer.tasks.data import Decoder, Place, package
+from gossamer.tasks.data import ColumnDecoder, RowPlace, package
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # a data file can't invoke Pillow's rarer decoders
 MOST = 65_535
@@ -63,7 +63,7 @@ def shapes(column: pl.Series) -> Shapes:
     return Shapes(sizes, kinds["grey"], kinds["colour"], kinds["transparent"], kinds["deep"])
 
 
-def image_decoder(height: int, width: int, channels: int) -> Decoder:
+def image_decoder(height: int, width: int, channels: int) -> ColumnDecoder:
     """A decoder of a column of encoded images of one size to uint8 pixels; 1 channel is grey, 3 are colour. Images of another
     mode are converted, and lose transparency."""
     mode: Mode = "L" if channels == 1 else "RGB"
@@ -73,7 +73,7 @@ def image_decoder(height: int, width: int, channels: int) -> Decoder:
 def decoded(
     column: pl.Series,
     where: str,
-    place: Place,
+    place: RowPlace,
     *,
     size: tuple[int, int],
     mode: Mode,

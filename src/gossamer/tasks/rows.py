@@ -19,7 +19,7 @@ from gossamer.tasks import splits, tables
 
 InTest = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
 Numbers = Int64[np.ndarray, " _"]
-Missing = Literal["refuse", "drop"]
+MissingValues = Literal["refuse", "drop"]
 """The treatment of rows that miss a value."""
 
 _NAMED = 12  # the most columns that an error names
@@ -68,7 +68,7 @@ class FileRows:
             accepted = "finite numbers of float32, or task.missing: drop for NaN"
             raise BadInput(f"{where}: {problem}; accepted: {accepted}")
 
-    def complete(self, fields: Mapping[str, Sequence[str]], missing: Missing) -> FileRows:
+    def complete(self, fields: Mapping[str, Sequence[str]], missing: MissingValues) -> FileRows:
         """The rows without missing values. With ``drop``, those that miss a value (NaN too) are left out, and a remark says
         how many; with ``refuse``, they are bad input. ``fields`` are those of :func:`read_rows`."""
         lacking = {name: _lacks(self.table[name], nan=missing == "drop") for name in self.table.columns}
@@ -98,7 +98,7 @@ def read_rows(
     fields: Mapping[str, Sequence[str]],
     form: tables.CSV | None = None,
     encoding: str = "utf-8",
-    missing: Missing = "refuse",
+    missing: MissingValues = "refuse",
 ) -> FileRows:
     """Read the columns that fields of the task name in all files.
 

@@ -41,7 +41,9 @@ def summary(task: Task) -> dict[str, Any]:
     """The summary of a task's data for ``setup.json``. ``line`` is for the user; the other fields are what it is made of."""
     origin, classes = task.provenance, _classes(task)
     files = {} if origin is None else origin.files
-    shared = {name: compared for name, pair in task.tests.items() if (compared := compare(task.train, pair))}
+    shared = {
+        name: compared for name, pair in task.tests.items() if (compared := shared_samples(task.train, pair))
+    }
     record = {
         "source": None if origin is None else origin.source,
         "test_from": None if origin is None else origin.test,
@@ -59,7 +61,7 @@ def summary(task: Task) -> dict[str, Any]:
     return {"line": _line(task, record, classes, shared), **record}
 
 
-def compare(train: Pair, test: Pair) -> Shared | None:
+def shared_samples(train: Pair, test: Pair) -> Shared | None:
     """The samples that a test set shares with the training set. None for tensors of other types, and for tensors that can't
     be compared as rows.
 

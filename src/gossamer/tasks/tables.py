@@ -39,7 +39,7 @@ def _as_text(cell: Any) -> Any:
     return str(cell) if type(cell) in (int, float) else cell
 
 
-Cell = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float)]
+CellText = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float)]
 """The text of a cell, such as a column's name, which may be a number in an experiment."""
 
 
@@ -62,7 +62,7 @@ class CSV(Section):
     # What groups the digits of numbers by three, as in 1,437. " " is any blank, "'" any apostrophe.
     thousands: Literal[",", ".", " ", "'"] | None = None
     # Cells that stand for a missing value in every column. Among numbers, empty cells, ?, NA and the like always do.
-    null_values: tuple[Cell, ...] = ()
+    null_values: tuple[CellText, ...] = ()
 
     @field_validator("separator")
     @classmethod
