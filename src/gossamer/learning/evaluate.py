@@ -1,7 +1,7 @@
 """Evaluation: loss and metrics of models on a keyed sample of each evaluation set, or on a node's training samples.
 
 Models are evaluated one at a time. Models of linear layers are evaluated many at once, by ``vmap`` over
-stacked parameters, in chunks that fit into a core's cache. In both cases, one worker evaluates a model or a
+stacked parameters, in chunks that fit into a core's cache. In both cases, one thread evaluates a model or a
 chunk, so that results do not depend on the number of threads. Metrics that ``vmap`` can't run, and those that are no means
 over samples, take the outputs of one model after the other.
 """

@@ -61,7 +61,7 @@ class EvaluationMetrics:
 
     @property
     def names(self) -> list[str]:
-        """All of them, those that are means first."""
+        """The names of the loss and the metrics. Means over samples come first."""
         return [*self.means, *self.over_set, *self.streamed]
 
     def undefined(self, name: str) -> MetricValues:
@@ -75,7 +75,7 @@ class EvaluationMetrics:
         return [column for known in columns for column, is_list in known.items() if not is_list]
 
     def means_of(self, outputs: Any, targets: Tensor) -> Float[Tensor, " means"]:
-        """The mean of each metric that is one."""
+        """The values of the metrics that are means over samples."""
         values = [measured(*metric, outputs, targets) for metric in self.means.items()]
         return torch.stack(values) if values else torch.empty(0, device=targets.device)
 

@@ -107,7 +107,7 @@ class RunData:
     @property
     def chosen(self) -> dict[str, list[int]]:
         """The ranks of the nodes that the experiment's selectors have chosen, by the field that chooses them, such as
-        ``poison.0.at``. In records of older versions, poisons alone."""
+        ``poison.0.at``. Records of older versions have only those of poisons."""
         older = enumerate(self.setup.get("poisoned", []))
         return {**{f"poison.{number}.at": ranks for number, ranks in older}, **self.setup.get("chosen", {})}
 

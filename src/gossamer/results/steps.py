@@ -2,7 +2,7 @@
 
 Times to a level, values at a budget, ``stop.target`` and figures over time all come from this one function:
 
-- A row counts from ``time_s - model_age_s`` on, when its model was complete. What belongs to the instant of the row
+- A row counts from ``time_s - model_age_s`` on, when its model was complete. A value that belongs to the instant of the row
   (``train_loss``, ages and shares, values of ``node.record``) counts from ``time_s`` on.
 - The function is the mean over the nodes of their newest values. It begins when all evaluated nodes that are present
   have a value. A node without the metric in a row after round 0 is not waited for. A newcomer counts from its first row.

@@ -51,7 +51,7 @@ def is_image(column: pl.Series) -> bool:
 
 
 def shapes(column: pl.Series) -> Shapes:
-    """The shapes of all images of a column. Those that can't be opened are left out; decoding will name them."""
+    """The shapes of all images of a column. Images that can't be opened are left out; decoding names them."""
     sizes, kinds = Counter[tuple[int, int]](), Counter[str]()
     for data in _encoded(column):
         with suppress(OSError, SyntaxError, ValueError), opened(data) as image:
