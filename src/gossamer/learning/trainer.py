@@ -194,12 +194,12 @@ def _results(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[T
 
 
 class SequentialTrainer(Trainer):
-    """One node at a time, on each worker."""
+    """Trains one node at a time on each thread."""
 
     name = "sequential"
 
     def _prepare(self) -> None:
-        self._modules: list[_Module] = []  # those that no worker uses now
+        self._modules: list[_Module] = []  # those that no thread uses now
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         return _results(jobs, self._share(self._train, jobs))
