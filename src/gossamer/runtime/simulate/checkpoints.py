@@ -114,15 +114,15 @@ class SimCheckpoints:
         parts = self._open[number]
         parts.setdefault(rank, self._newest[rank])
         if len(parts) == len(self._nodes):
-            clock, saved = self._context.clock, self._saved(self._open.pop(number))
+            core, saved = self._context.core, self._saved(self._open.pop(number))
             # Write once everything at this instant is recorded.
-            write = partial(self._write, saved, clock.now())
-            clock.at(clock.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
+            write = partial(self._write, saved, core.now())
+            core.at(core.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
 
     def end(self) -> None:
         """Write a last checkpoint, of every node's newest round end."""
         if self._options.on and (self._replay is None or self._replay.over):
-            self._write(self._saved(self._newest), self._context.clock.now())
+            self._write(self._saved(self._newest), self._context.core.now())
 
     def _saved(self, parts: Mapping[int, _RoundEnd]) -> list[Checkpoint]:
         """The nodes' parts of a checkpoint, with the messages that belong to them."""

@@ -41,7 +41,7 @@ class SimContext:
     setup: Setup
     observer: Observer
     profile: Profile
-    clock: Core
+    core: Core
     rows: Rows
     links: Links
     executor: Executor
@@ -59,7 +59,7 @@ class SimHost:
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
-        self._clock, self._links, self._mixing = context.clock, context.links, context.mixing
+        self._core, self._links, self._mixing = context.core, context.links, context.mixing
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended, self._event = round_ended, context.event
         self.lost: Set[int] = NONE
@@ -70,8 +70,8 @@ class SimHost:
         self._most_rounds = MAX_PASSES if experiment.stop.ends_without_time else MAX_ROUNDS
         # Methods that don't depend on the node are bound once, which saves a call each time.
         self.counters = context.links.counters(rank)
-        self.now, self.network_bytes = context.clock.now, context.links.network_bytes
-        self.slot, self.spawn = context.clock.slot, context.clock.spawn
+        self.now, self.network_bytes = context.core.now, context.links.network_bytes
+        self.slot, self.spawn = context.core.slot, context.core.spawn
         self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
         self._submit = context.compute.submit
         self.compute: Callable[[Computation], Awaitable[Any]] = self._submit
@@ -82,7 +82,7 @@ class SimHost:
         return self._links.traffic(self._rank)
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
-        return self._clock.after(seconds, Order.TIMER, self._rank, call, background=background)
+        return self._core.after(seconds, Order.TIMER, self._rank, call, background=background)
 
     def send(
         self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
@@ -100,8 +100,8 @@ class SimHost:
 
     async def end_round(self) -> None:
         self._round_ended(self._rank)
-        if self._clock.now_ns != self._instant_ns:
-            self._instant_ns, self._rounds = self._clock.now_ns, 0
+        if self._core.now_ns != self._instant_ns:
+            self._instant_ns, self._rounds = self._core.now_ns, 0
         self._rounds += 1
         if self._rounds > self._most_rounds:
             raise GossamerError(

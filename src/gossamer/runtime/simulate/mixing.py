@@ -28,8 +28,8 @@ _Request = tuple[int, InboxJob, bool, Slot]
 class Mixer:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
-    def __init__(self, clock: Core, rows: Rows, threads: ThreadPool, profile: Profile) -> None:
-        self._clock, self._rows, self._threads = clock, rows, threads
+    def __init__(self, core: Core, rows: Rows, threads: ThreadPool, profile: Profile) -> None:
+        self._core, self._rows, self._threads = core, rows, threads
         self._profile = profile
         # By request: rank, step, whether its result is read at once, and the slot of the commit's result.
         self._requests: list[_Request] = []
@@ -41,9 +41,9 @@ class Mixer:
     def submit(self, rank: int, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         """Queue a node's step. The awaitable gives the result of its ``commit``. Unless ``read``,
         :meth:`settle` must run before the result is read."""
-        slot = self._clock.slot()
+        slot = self._core.slot()
         if not self._requests:
-            self._clock.when_quiet(-1, self._flush)
+            self._core.when_quiet(-1, self._flush)
         self._requests.append((rank, step, read, slot))
         return slot
 
