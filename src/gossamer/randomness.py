@@ -36,15 +36,21 @@ def node_generator(seed: int, purpose: str, rank: int, *counters: int) -> np.ran
 
 def key(seed: int, purpose: str, rank: int, *counters: int) -> int:
     """128 bits that depend on every argument and on nothing else."""
+    return int.from_bytes(_digest(seed, purpose, rank, *counters), "little")
+
+
+def _digest(seed: int, purpose: str, rank: int, *counters: int) -> bytes:
     text = "\x1f".join((str(seed), purpose, str(rank), *map(str, counters)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=16).digest(), "little")
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 def generator(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> np.random.Generator:
     """A new counter-based generator (Philox; Salmon et al., SC 2011) for one key. ``purpose`` names the draw,
     e.g. ``"partition"``; ``rank`` is the drawing node; counters, e.g. the round, distinguish repeated
     draws."""
-    seeds: Any = _Key(key(seed, purpose, rank, *counters))  # an ISeedSequence, which NumPy's types leave out
+    seeds: Any = _Key(
+        _digest(seed, purpose, rank, *counters)
+    )  # an ISeedSequence, which NumPy's types leave out
     return np.random.Generator(np.random.Philox(seeds))
 
 
@@ -52,11 +58,13 @@ class _Key(ISeedSequence):
     """Passes a key to Philox unchanged. (``Philox(key=...)`` is the same generator, but first requests
     entropy from the system.)"""
 
-    def __init__(self, bits: int) -> None:
-        self._bits = bits
+    __slots__ = ("_digest",)
+
+    def __init__(self, digest: bytes) -> None:
+        self._digest = digest
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> Any:
-        return np.array([self._bits & (2**64 - 1), self._bits >> 64], dtype=np.uint64)
+        return np.frombuffer(self._digest, dtype="<u8").astype(np.uint64, copy=False)
 
 
 def torch_seed(seed: int, purpose: str, rank: int = SHARED, *counters: int) -> int:

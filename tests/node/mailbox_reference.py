@@ -8,8 +8,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from gossamer.codecs.coder import Coder
 from gossamer.errors import PeerFailure
@@ -120,7 +121,7 @@ class _Waiter:
 
 
 class _Decoding:
-    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.Step`."""
+    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.InboxJob`."""
 
     def __init__(self, opened: Callable[[Message], Message], messages: Sequence[Message], node: Node) -> None:
         self._opened, self._messages, self._node = opened, messages, node

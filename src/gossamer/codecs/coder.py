@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float
+from msgspec.structs import replace
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 

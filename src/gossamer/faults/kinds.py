@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from heapq import merge
 from itertools import count
 from operator import attrgetter
@@ -12,6 +11,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 import polars as pl
+from msgspec import structs
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from gossamer.config.ranges import Factor, PositiveSeconds, Seconds
@@ -235,7 +235,7 @@ class Loss(TemporaryFault):
 
         def lossy(source: int, to: int, path: Path) -> Path | None:
             hit = source in ranks or to in ranks if links is None else (source, to) in links
-            return replace(path, loss=1 - (1 - path.loss) * survival) if hit else path
+            return structs.replace(path, loss=1 - (1 - path.loss) * survival) if hit else path
 
         detail = f"messages are lost with probability {self.probability:g}"
         interval = FaultInterval(self.from_s, self.end_s, "loss", detail=detail)

@@ -20,6 +20,8 @@ class BatchStream:
     epochs is split into batches of equal size. Every sample is seen once per epoch, and a batch may straddle
     two epochs. A ``batch_size`` above n counts as n; ``"full"`` is all n samples, unshuffled."""
 
+    __slots__ = ("_epoch", "_full", "_rank", "_samples", "_seed", "batch_size")
+
     def __init__(
         self, seed: int, rank: int, samples: Int[np.ndarray, " n"], batch_size: int | Literal["full"]
     ) -> None:
@@ -43,7 +45,7 @@ class BatchStream:
             piece = self._permutation(epoch)[offset : offset + stop - start]
             pieces.append(piece)
             start += len(piece)
-        return torch.from_numpy(np.concatenate(pieces))
+        return torch.from_numpy(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
 
     def _permutation(self, epoch: int) -> Int[np.ndarray, " n"]:
         if self._epoch is None or self._epoch[0] != epoch:

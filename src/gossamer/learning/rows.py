@@ -94,7 +94,9 @@ class Rows:
     def store(self, vector: Float[Tensor, " length"]) -> Float[Tensor, " length"]:
         """A row with these values: the vector itself if it is a whole row."""
         stored = self.is_row(vector) if self._pooled else self.owns(vector)
-        return vector if stored else self.fresh().copy_(vector.detach())
+        if stored:
+            return vector
+        return self.fresh().copy_(vector.detach() if vector.requires_grad else vector)
 
     def stack(self, vectors: Sequence[Float[Tensor, " n"]]) -> Float[Tensor, "count n"]:
         """Copies of vectors as the rows of a matrix, aligned like the rows of the store."""
@@ -119,14 +121,12 @@ class Rows:
 
     def is_row(self, tensor: Tensor) -> bool:
         """Whether a tensor is a whole row (or, off the CPU, could be one)."""
-        if (
-            tensor.dtype is not torch.float32
-            or tensor.shape != (self.length,)
-            or tensor.device.type != self.device.type
-        ):
+        if tensor.dtype is not torch.float32 or tensor.shape != (self.length,):
             return False
         if not self._pooled:
-            return tensor.is_contiguous()
+            return tensor.device.type == self.device.type and tensor.is_contiguous()
+        if not tensor.is_cpu:
+            return False
         # Only a whole row has this many values from the start of a row.
         index, rest = divmod(tensor.data_ptr() - self._base, self.stride * 4)
         return rest == 0 and 0 <= index < self.rows and tensor.is_contiguous()
@@ -134,6 +134,8 @@ class Rows:
 
 class _RowReference(weakref.ref[np.ndarray]):
     """Frees a row when the array shared by all its tensors is deleted."""
+
+    __slots__ = ("ended", "index")
 
     ended: deque[int]
     index: int

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, NamedTuple
 
 import torch
-from msgspec import Meta
+from msgspec import Meta, Struct
 from torch import Tensor
 
 Tag = str | int | tuple[str | int, ...]
@@ -92,8 +92,13 @@ class Model(NamedTuple):
         return Model(v[: len(self.parameters)], v[len(self.parameters) :])
 
     def _apply(self, function: Callable[..., Tensor], *others: Any) -> Model:
-        pairs = [other if isinstance(other, Model) else (other, other) for other in others]
-        return Model(*(function(*vectors) for vectors in zip(self, *pairs, strict=True)))
+        of_parameters = [other.parameters if isinstance(other, Model) else other for other in others]
+        parameters, buffers = function(self.parameters, *of_parameters), self.buffers
+        of_buffers = [other.buffers if isinstance(other, Model) else other for other in others]
+        # Most models have none, and an operation on nothing takes as long as one on a short vector.
+        if any(vector.numel() for vector in (buffers, *of_buffers) if isinstance(vector, Tensor)):
+            buffers = function(buffers, *of_buffers)
+        return Model(parameters, buffers)
 
     def __add__(self, other: Model) -> Model:  # type: ignore[override]
         return self._apply(torch.add, other)
@@ -114,8 +119,7 @@ class Model(NamedTuple):
         return self._apply(torch.div, divisor)
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class Message:
+class Message(Struct, frozen=True, eq=False, repr_omit_defaults=True):
     """One message as its receiver sees it; ``sent_at`` is the sender's clock in seconds when it was queued.
     Tensors in the payload are immutable: compute new ones. ``number`` counts a pair's messages for the
     engine's checkpoints; it is -1 if they are not counted. ``again`` marks a message that a restarted node has
@@ -132,7 +136,7 @@ class Message:
     number: int = -1
     again: bool = False
     values: int = 1
-    form: list[Any] = field(default_factory=list, repr=False, compare=False)
+    form: list[Any] = []
 
     def unchanged(self) -> bool:
         """Whether its tensors, which the receivers of a broadcast may share, have not been modified."""

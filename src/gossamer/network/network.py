@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 from jaxtyping import Float
+from msgspec import Struct
 from pydantic import Field
 
 from gossamer.config.ranges import LARGEST_MBPS, Factor, Mbps, Seconds
@@ -29,8 +30,7 @@ BYTES_PER_MEGABIT = 125_000
 Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(Struct, frozen=True):
     """The path of a message from one node to another.
 
     The latency of each message is drawn from a normal distribution; a negative one counts as 0. Messages between the same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count, groupby, product
 from operator import attrgetter, itemgetter
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 import polars as pl
 from jaxtyping import Float
+from msgspec import structs
 from pydantic import Field, NonNegativeInt, model_validator
 
 from gossamer.config.ranges import Factor, PositiveSeconds, Seconds
@@ -111,7 +112,7 @@ class _ScaledConditions(Conditions):
         path = self.base.path(source, to)
         if path is None or math.isinf(path.rate):
             return path
-        return replace(path, rate=path.rate * float(min(self.factors[source], self.factors[to])))
+        return structs.replace(path, rate=path.rate * float(min(self.factors[source], self.factors[to])))
 
     def common_latency(self) -> float | None:
         return self.base.common_latency()

@@ -12,11 +12,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import replace
 from heapq import merge
 from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec.structs import replace
 
 from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, is_private
@@ -42,7 +42,6 @@ MAX_TAGS, MAX_RANKS = 2, 16
 
 _Box = dict[int, Message]  # number -> message, in order of arrival
 _NO_AGES = (0, 0.0, -math.inf)
-_SENT_AT = attrgetter("sent_at")
 
 
 class PeerLost(PeerFailure):
@@ -144,7 +143,7 @@ class _Waiter:
 
 
 class _Decoding:
-    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.Step`."""
+    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.InboxJob`."""
 
     def __init__(self, opened: Callable[[Message], Message], messages: Sequence[Message], node: Node) -> None:
         self._opened, self._messages, self._node = opened, messages, node
@@ -187,8 +186,8 @@ class Mailbox:
         retired: whether no task will take messages any more."""
 
     __slots__ = (
-        *("_ages", "_arrived", "_boxes", "_check_at", "_check_values_at", "_late", "_longer"),
-        *("_longest_late", "_lost_peer", "_malformed_of", "_restored", "_round", "_taken", "_unread_of"),
+        *("_ages", "_arrived", "_boxes", "_check_at", "_late", "_longer", "_longest_late", "_lost_peer"),
+        *("_malformed_of", "_most_unread", "_most_values", "_restored", "_round", "_taken", "_unread_of"),
         *("_values", "decoder", "drops_malformed", "expectations", "first", "host", "presence", "rank"),
         *("retired", "waiters"),
     )
@@ -213,8 +212,10 @@ class Mailbox:
         self._late: dict[tuple[int, Prefix], int] | None = None  # messages that will be dropped on arrival
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
-        # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped.
-        self._check_at, self._check_values_at = 2 * MAX_UNREAD, 2 * MAX_UNREAD_VALUES
+        # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped; and
+        # the number of the message, all earlier ones of which can't be too many.
+        self._most_unread, self._most_values = 2 * MAX_UNREAD, 2 * MAX_UNREAD_VALUES
+        self._check_at = self._most_unread
         self._values = 0
         self._ages = _NO_AGES  # of the messages taken since the last row: count, sum, largest
         self._restored = False  # whether there may be messages that were counted before a restart
@@ -289,10 +290,8 @@ class Mailbox:
             box = self._box(tag)
         box[number] = message
         self._arrived = number + 1
-        if message.values > 1:
-            self._values += message.values
-        if number - self._taken >= self._check_at or self._values > self._check_values_at:
-            self._drop_unread()
+        if message.values > 1 or number >= self._check_at:
+            self._limit_unread(message)
         for waiter in self.waiters:  # inlined from fits(), to save a call per message
             sources = waiter.sources
             if (sources is None or source in sources) and tag[: waiter.length] == waiter.prefix:
@@ -325,6 +324,14 @@ class Mailbox:
         self.late(self.messages)
         self.messages = []
 
+    def _limit_unread(self, message: Message) -> None:
+        """Count the values of a new message, and drop unread messages if there are too many."""
+        if message.values > 1:
+            self._values += message.values
+        if self._arrived - self._taken > self._most_unread or self._values > self._most_values:
+            self._drop_unread()
+        self._check_at = self._taken + self._most_unread
+
     def _drop_unread(self) -> None:
         """Drop the oldest messages of each sender that has more than ``MAX_UNREAD``, or ``MAX_UNREAD_VALUES`` values in
         them: a peer may send messages that no task ever takes."""
@@ -348,8 +355,8 @@ class Mailbox:
                 kept.append(message)
         self.messages, self._values = kept, values.total()
         # So that a message costs little on average.
-        self._check_at = 2 * max(len(kept), MAX_UNREAD)
-        self._check_values_at = 2 * max(self._values, MAX_UNREAD_VALUES)
+        self._most_unread = 2 * max(len(kept), MAX_UNREAD)
+        self._most_values = 2 * max(self._values, MAX_UNREAD_VALUES)
 
     def forget_late(self, sources: Set[int]) -> None:
         """Stop expecting late messages from some sources, which were restarted."""
@@ -617,10 +624,11 @@ class Mailbox:
     def _took(self, messages: Collection[Message]) -> None:
         if not messages:
             return
-        now, sent, count = self.host.now(), {*map(_SENT_AT, messages)}, len(messages)
-        largest = max(now - min(sent), 0.0)  # clocks of machines differ
-        ages = (max(now - message.sent_at, 0.0) for message in messages)
-        total = count * largest if len(sent) == 1 else math.fsum(ages)  # both are rounded once
+        now, count = self.host.now(), len(messages)
+        sent = [message.sent_at for message in messages]
+        largest = max(now - (first := min(sent)), 0.0)  # clocks of machines differ
+        ages = (max(now - sent_at, 0.0) for sent_at in sent)
+        total = count * largest if sent.count(first) == count else math.fsum(ages)  # both are rounded once
         self.host.counters.messages_taken += self._new(messages) if self._restored else count
         self.note_ages(count, total, largest)
 

@@ -65,6 +65,11 @@ class OwnModel:
         steps_per_epoch: number of steps in one pass over the node's samples.
         encoding: the last task that spends time on encoding. Later computations wait for it."""
 
+    __slots__ = (
+        *("_applied", "_batches", "_host", "_rank", "_samples", "_setup", "buffers"),
+        *("encoding", "losses", "parameters", "reset", "state", "steps_per_epoch"),
+    )
+
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self._setup, self._rank, self._host = setup, rank, host
         self._samples = setup.parts[rank]
@@ -80,7 +85,7 @@ class OwnModel:
         self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
 
     def snapshot(self) -> Model:
-        """The model, for a reader that settles it first: its values may not have been written yet."""
+        """The model. Its values may not have been written yet, so a reader calls :meth:`Host.settle` first."""
         return Model(self.parameters.read(), self.buffers.read())
 
     def check(self) -> None:

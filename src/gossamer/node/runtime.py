@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from msgspec.structs import replace
 
 from gossamer.errors import BadInput, GossamerError, cause
 from gossamer.learning.parameters import is_finite
@@ -49,6 +49,12 @@ class NodeRuntime:
         tasks: the tasks of this node that have not ended.
         counts_rounds: whether the algorithm has begun to count its rounds.
         deliver: called with each message that has arrived. An exception in a wrapper fails the node."""
+
+    __slots__ = (
+        *("_background", "_diverged", "_failed", "_failed_round", "_main", "_news", "_over"),
+        *("columns", "counts_rounds", "deliver", "expectations", "host", "layers", "mailbox"),
+        *("node", "own", "rank", "services", "setup", "shown", "tasks"),
+    )
 
     def __init__(self, setup: Setup, rank: int, initial: Model, host: Host) -> None:
         self.setup, self.rank, self.host = setup, rank, host

@@ -26,8 +26,8 @@ _numbers = count()
 
 
 class CompleteModel(NamedTuple):
-    """A model of a node, and when it was complete. Its values may not have been written yet, so a reader settles it
-    first."""
+    """A model of a node, and when it was complete. Its values may not have been written yet, so a reader calls
+    :meth:`Host.settle` first."""
 
     model: Model
     round: int  # completed rounds; of a mixed model, the round of the mixing, counted from 1
@@ -43,6 +43,8 @@ class ShownModel:
 
     Attributes:
         has_mixed: whether the node has mixed since its start; counted only for ``of: mixed``."""
+
+    __slots__ = ("_complete", "_in_round", "_mixed", "_number", "_of", "_runtime", "_writes")
 
     def __init__(self, runtime: NodeRuntime) -> None:
         self._runtime, self._of = runtime, runtime.setup.experiment.evaluation.of

@@ -14,7 +14,7 @@ from inspect import signature
 from itertools import compress
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -25,10 +25,8 @@ from gossamer.errors import BadInput, GossamerError, cause, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
 from gossamer.topology.graph_files import read_matrix
+from gossamer.topology.sampler import PeerSampler
 from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights
-
-if TYPE_CHECKING:
-    from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
 # The rounds of asynchronous nodes may be far apart, and a cycle comes back to its graphs. So the cache keeps the graphs that
@@ -81,13 +79,13 @@ class Topology(Component):
         """Number of rounds, from 0 on, whose union has to be connected."""
         return 1
 
-    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler | None:
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> PeerSampler | None:
         """The peer sampler of a node, if nodes find their neighbours themselves."""
         return None
 
 
 HELD = frozenset({"samples", "label_counts"})
-"""What a topology's ``draw`` may ask for by further parameters."""
+"""The further parameters that a topology's ``draw`` may have."""
 
 
 @contextmanager
@@ -288,6 +286,7 @@ class TopologySchedule:
             raise BadInput(f"{purpose}: {problem}; accepted: Topology")
         self.topology, self.nodes, self.seed, self.samples = resolved, nodes, seed, samples
         self._purpose = purpose
+        self._undrawn = self._weights_generator(0)  # for rules that do not draw
         self._held: dict[str, Any] = {}
         self._asked = HELD & signature(resolved.draw).parameters.keys()
         self._cache: OrderedDict[Hashable, _DrawnGraph] = OrderedDict()
@@ -312,7 +311,7 @@ class TopologySchedule:
         """Whether nodes sample their neighbours themselves, starting from the graph of round 0."""
         return self.topology.sampled
 
-    def sampler(self, node: Any, host: Any) -> Sampler | None:
+    def sampler(self, node: Any, host: Any) -> PeerSampler | None:
         """The peer sampler of a node; None for a topology with a graph."""
         contacts = self.neighbors(node.rank, 0, "out") if self.sampled else ()
         return self.topology.sampler(self.seed, contacts, node, host)
@@ -353,12 +352,16 @@ class TopologySchedule:
         return dict(drawn.rows[rank])
 
     def _row(self, weights: Weights, graph: Graph, rank: int, round: int) -> dict[int, float]:
-        rng = generator(self.seed, f"{self._purpose}/weights", SHARED, round)
+        own = _is_own(weights)
+        rng = self._weights_generator(round) if own or weights.draws else self._undrawn
         with located(self._purpose):
             row = weights.row(graph, rank, self.samples, round, rng)
-        if _is_own(weights):
+        if own:
             self._check_row(weights, row, graph.neighbors(rank, "in"))
         return row
+
+    def _weights_generator(self, round: int) -> np.random.Generator:
+        return generator(self.seed, f"{self._purpose}/weights", SHARED, round)
 
     def _check_row(self, weights: Weights, row: Any, senders: Sequence[int]) -> None:
         """Refuse weights of the user's own rule that do not fit a node with these in-neighbours."""

@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import networkx as nx
 import numpy as np
@@ -23,7 +23,7 @@ from gossamer.topology.graph_files import read_matrix
 Samples = Sequence[int] | None  # number of training samples of each node, if known
 Row = dict[int, float]
 Scores = Mapping[int, float] | Sequence[float]  # rank -> score
-Measure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
+CentralityMeasure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
 _MEASURES: dict[str, Callable[..., Any]] = {
     "degree": nx.degree_centrality,
     "betweenness": partial(nx.betweenness_centrality, normalized=True, endpoints=True),
@@ -34,7 +34,13 @@ _MEASURES: dict[str, Callable[..., Any]] = {
 
 
 class Weights(Component):
-    """A rule for the mixing matrix of a graph."""
+    """A rule for the mixing matrix of a graph.
+
+    Attributes:
+        draws: whether a built-in rule's :meth:`row` draws from ``rng``. If not, all rows get the same generator: a new one
+            takes longer than most rows."""
+
+    draws: ClassVar[bool] = True
 
     def check(self, graph: Graph, samples: Samples) -> None:
         """Check that the rule suits a graph and the nodes' numbers of training samples (None if unknown).
@@ -59,6 +65,8 @@ class MetropolisHastings(Weights):
     distributed averaging" (2004); Xiao, Boyd & Lall, "A scheme for robust distributed sensor fusion based on average
     consensus" (2005)."""
 
+    draws: ClassVar[bool] = False
+
     def check(self, graph: Graph, samples: Samples) -> None:
         _check_undirected(self, graph)
 
@@ -78,6 +86,8 @@ class UniformWeights(Weights):
     """W_ij = 1 / (1 + d_i), with d_i the (in-)degree: the plain mean over the closed neighbourhood; row-stochastic, and
     doubly stochastic if all degrees are equal."""
 
+    draws: ClassVar[bool] = False
+
     def row(self, graph: Graph, rank: int, samples: Samples, round: int, rng: np.random.Generator) -> Row:
         senders = graph.neighbors(rank, "in")
         return dict.fromkeys(senders, 1 / (1 + len(senders)))
@@ -87,6 +97,8 @@ class UniformWeights(Weights):
 class DataSize(Weights):
     """W_ij = n_j / (n_i + sum of n_k over the in-neighbours k), with n the numbers of samples:
     row-stochastic, the local form of the weights of federated averaging (McMahan et al., 2017, algorithm 1)."""
+
+    draws: ClassVar[bool] = False
 
     def check(self, graph: Graph, samples: Samples) -> None:
         if samples is None:
@@ -111,6 +123,8 @@ class CCS(Weights):
     2023, as in the authors' code for uniform influence p_i = 1/n. Here, the weight of an edge is also at most
     1 / (1 + d_j), where j is its end of lower degree; otherwise the neighbours of j could together take more
     than 1 from it. On irregular graphs, W can therefore differ from the published rule."""
+
+    draws: ClassVar[bool] = False
 
     def check(self, graph: Graph, samples: Samples) -> None:
         _check_undirected(self, graph)
@@ -140,6 +154,8 @@ class Given(Weights):
     """A mixing matrix from a text file: one line per receiver, one number per sender, ``#`` comments.
 
     Negative weights are accepted, since the fastest averaging may require them (Xiao & Boyd, 2004)."""
+
+    draws: ClassVar[bool] = False
 
     # The file; n lines of n numbers, separated by spaces or commas. Each row sums to 1 (to 1e-6).
     path: FilePath
@@ -291,7 +307,9 @@ class Centrality(ScoreWeights):
     They require the whole graph. With ``hops``, a node computes them in its ego network, the graph of the
     nodes within this distance, which it can learn from its neighbours."""
 
-    measure: Measure = "degree"
+    draws: ClassVar[bool] = False
+
+    measure: CentralityMeasure = "degree"
     # Radius of the ego network; null: the whole graph. (One hop shows the node's own links, but few of its
     # neighbours'.)
     hops: int | None = Field(default=None, ge=2)
@@ -311,7 +329,7 @@ class Centrality(ScoreWeights):
 
 
 @lru_cache(maxsize=4096)
-def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) -> Scores:
+def centralities(graph: Graph, measure: CentralityMeasure, rank: int, hops: int | None) -> Scores:
     """The centrality of each node, in the whole graph or in the ego network of a rank."""
     whole = _networkx(graph)
     scores: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))

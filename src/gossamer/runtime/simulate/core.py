@@ -72,11 +72,12 @@ class Core:
         self.ready: Ready = deque()
         self.slot = partial(SimSlot, self.ready)
         self.adapter = Adapter(self.ready)
-        self._heap: list[ScheduledCall] = []
+        self._instants: list[int] = []  # a heap of those with scheduled calls
+        self._calls: dict[int, list[ScheduledCall]] = {}  # by instant; those of the present one are a heap
         self._numbers: dict[int, int] = {}
         self._quiet: list[tuple[int, Callable[[], None]]] = []
         self._passes = self._turns = 0  # at this instant
-        self._cancelled = 0  # cancelled calls that are still in the heap
+        self._scheduled = self._cancelled = 0  # calls that are listed, and those of them that are cancelled
         self._stopped = self._over = False
 
     # --- coroutines
@@ -136,7 +137,14 @@ class Core:
         if time_ns < self.now_ns:
             time_ns = self.now_ns
         scheduled = ScheduledCall((time_ns, order, rank, number, call, arguments, background, self))
-        heapq.heappush(self._heap, scheduled)
+        if (calls := self._calls.get(time_ns)) is None:
+            self._calls[time_ns] = [scheduled]
+            heapq.heappush(self._instants, time_ns)
+        elif time_ns == self.now_ns:
+            heapq.heappush(calls, scheduled)
+        else:
+            calls.append(scheduled)
+        self._scheduled += 1
         self.pending += not background
         return scheduled
 
@@ -157,13 +165,21 @@ class Core:
         self._quiet.append((rank, call))
 
     def forget(self, scheduled: ScheduledCall) -> None:
-        """Count a call as cancelled. Cancelled calls leave the heap when they are most of it."""
+        """Count a call as cancelled. Cancelled calls are removed when they are most of all."""
         self.pending -= not scheduled[6]
         self._cancelled += 1
-        if self._cancelled > 1000 + len(self._heap) // 2:
-            self._heap[:] = [entry for entry in self._heap if entry[4] is not None]
-            heapq.heapify(self._heap)
-            self._cancelled = 0
+        if self._cancelled > 1000 + self._scheduled // 2:
+            self._remove_cancelled()
+
+    def _remove_cancelled(self) -> None:
+        for time_ns, calls in [*self._calls.items()]:
+            calls[:] = [call for call in calls if call[4] is not None]  # in place: these may be running
+            if not calls and time_ns != self.now_ns:
+                del self._calls[time_ns]
+        self._instants = [*self._calls]
+        heapq.heapify(self._instants)
+        heapq.heapify(self._calls.get(self.now_ns, []))
+        self._scheduled, self._cancelled = sum(map(len, self._calls.values())), 0
 
     def advance(self) -> None:
         """Run the events of this instant if any are left, otherwise its mixing steps, otherwise the next
@@ -171,19 +187,19 @@ class Core:
         virtual time, and RunFailed if time is stuck or was stopped."""
         if self._stopped:
             raise RunFailed("the run is over")
-        first = self._heap[0] if self._heap else None
-        of_this_instant = first is not None and first[0] == self.now_ns and first[1] < Order.OBSERVE
-        if self._quiet and not of_this_instant:
+        present = self._calls.get(self.now_ns)
+        if self._quiet and not (present and present[0][1] < Order.OBSERVE):
             rank = self._run_quiet()
-        elif first is None or self.pending == 0:
+        elif not self._instants or self.pending == 0:
             raise Deadlock(f"all nodes wait and nothing is under way: {self.waiting()}")
-        elif first[0] >= NEVER_NS:
+        elif (next_ns := self._instants[0]) >= NEVER_NS:
             raise Deadlock(
                 f"nothing happens in {NEVER_NS / NS:.2g} s, the longest virtual time: {self.waiting()}"
             )
         else:
-            if first[0] > self.now_ns:
-                self.now_ns = first[0]
+            if next_ns > self.now_ns:
+                self.now_ns = next_ns
+                heapq.heapify(self._calls[next_ns])
                 self._passes = self._turns = 0
                 self._new_instant()
             rank = self._run_events()
@@ -192,9 +208,10 @@ class Core:
             raise self._spinning(f"node {rank} keeps running without letting time pass", rank)
 
     def _run_events(self) -> int:
-        heap, now_ns, rank = self._heap, self.now_ns, 0
-        while heap and heap[0][0] == now_ns:
-            scheduled = heapq.heappop(heap)
+        calls, rank = self._calls[self.now_ns], 0
+        while calls:
+            scheduled = heapq.heappop(calls)
+            self._scheduled -= 1
             _, order, rank, _, call, arguments, background, _ = scheduled
             if call is None:
                 self._cancelled -= 1
@@ -203,8 +220,11 @@ class Core:
                 scheduled[4], scheduled[5] = None, ()
                 self.pending -= not background
                 call(*arguments)
-            if order >= Order.OBSERVE or (heap and heap[0][1] >= Order.OBSERVE):
+            if order >= Order.OBSERVE or (calls and calls[0][1] >= Order.OBSERVE):
                 break  # the coroutines that were woken run before the instant is observed
+        if not calls:
+            del self._calls[self.now_ns]
+            heapq.heappop(self._instants)
         return rank
 
     def _run_quiet(self) -> int:

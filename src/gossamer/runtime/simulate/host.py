@@ -7,11 +7,12 @@ from asyncio import CancelledError
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from gossamer.errors import GossamerError, RunFailed
 from gossamer.learning.computation import Computation
-from gossamer.learning.mixing import Step
+from gossamer.learning.mixing import InboxJob
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
@@ -41,13 +42,21 @@ class SimContext:
     setup: Setup
     observer: Observer
     profile: Profile
-    clock: Core
+    core: Core
     rows: Rows
     links: Links
     executor: Executor
     compute: Compute
     mixing: Mixer
     event: Callable[[int, str, str], None]  # records an event: rank, kind, text
+
+    @cached_property
+    def calls(self) -> tuple[Any, ...]:
+        """What a node calls and what does not depend on the node. Each is bound once for all of them: a method bound for
+        every node takes 64 bytes, and one that is bound at each call takes time."""
+        core, rows = self.core, self.rows
+        of_rows = rows.store, rows.owns, rows.vector, self.mixing.settle_for
+        return core.now, self.links.network_bytes, core.slot, core.spawn, *of_rows, self.compute.submit
 
 
 MAX_ROUNDS = 1_000  # of a node at one instant, if nothing but time ends the run
@@ -57,9 +66,19 @@ class SimHost:
     """The host of one node. ``round_ended`` is called with the node's rank when it has completed a round;
     ``secrets`` is the number of secrets that the node has requested."""
 
+    __slots__ = (
+        *("_core", "_event", "_instant_ns", "_last", "_links", "_mixing", "_most_rounds"),
+        *("_rank", "_round_ended", "_rounds", "_seed", "_submit", "compute", "counters"),
+        *("fresh", "is_stored", "lost", "network_bytes", "now", "paced", "presence", "secrets"),
+        *("settle", "slot", "spawn", "store"),
+    )
+    slot: Callable[[], Slot]
+    compute: Callable[[Computation], Awaitable[Any]]
+    _submit: Callable[[Computation], Awaitable[Any]]
+
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
-        self._clock, self._links, self._mixing = context.clock, context.links, context.mixing
+        self._core, self._links, self._mixing = context.core, context.links, context.mixing
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended, self._event = round_ended, context.event
         self.lost: Set[int] = NONE
@@ -68,28 +87,24 @@ class SimHost:
         self.secrets = 0
         self._instant_ns, self._rounds = -1, 0
         self._most_rounds = MAX_PASSES if experiment.stop.ends_without_time else MAX_ROUNDS
-        # Methods that don't depend on the node are bound once, which saves a call each time.
         self.counters = context.links.counters(rank)
-        self.now, self.network_bytes = context.clock.now, context.links.network_bytes
-        self.slot, self.spawn = context.clock.slot, context.clock.spawn
-        self.store, self.is_stored, self.fresh = context.rows.store, context.rows.owns, context.rows.vector
-        self._submit = context.compute.submit
-        self.compute: Callable[[Computation], Awaitable[Any]] = self._submit
-        self.settle = context.mixing.settle_for
+        self.now, self.network_bytes, self.slot, self.spawn, *of_rows, self.compute = context.calls
+        self.store, self.is_stored, self.fresh, self.settle = of_rows
+        self._submit = self.compute
 
     @property
     def traffic(self) -> Traffic:
         return self._links.traffic(self._rank)
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
-        return self._clock.after(seconds, Order.TIMER, self._rank, call, background=background)
+        return self._core.after(seconds, Order.TIMER, self._rank, call, background=background)
 
     def send(
         self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
     ) -> list[Sending]:
         return self._links.send(self._rank, to, payload, tag, form)
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         return self._mixing.submit(self._rank, step, read=read)
 
     def event(self, kind: str, text: str) -> None:
@@ -100,8 +115,8 @@ class SimHost:
 
     async def end_round(self) -> None:
         self._round_ended(self._rank)
-        if self._clock.now_ns != self._instant_ns:
-            self._instant_ns, self._rounds = self._clock.now_ns, 0
+        if self._core.now_ns != self._instant_ns:
+            self._instant_ns, self._rounds = self._core.now_ns, 0
         self._rounds += 1
         if self._rounds > self._most_rounds:
             raise GossamerError(
@@ -172,16 +187,21 @@ class FaultyHost(SimHost):
         self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
     ) -> list[Sending]:
         # The tasks of a dead node are being cancelled and may still send.
-        reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
-        sent = dict(zip(reached, super().send(reached, payload, tag, form) if reached else (), strict=True))
-        sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
+        if self.dead or not self.lost.isdisjoint(to):
+            reached = [] if self.dead else [peer for peer in to if peer not in self.lost]
+            sent = dict(
+                zip(reached, super().send(reached, payload, tag, form) if reached else (), strict=True)
+            )
+            sendings = [sent[peer] if peer in sent else self._links.drop(self._rank) for peer in to]
+        else:
+            sendings = super().send(to, payload, tag, form)
         return [_HeldSending(sending, self) for sending in sendings] if self._freezes else sendings
 
     def _compute_alive(self, computation: Computation) -> Awaitable[Any]:
         self._check_alive()
         return self._submit(computation)
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         self._check_alive()
         return super().mix(step, read=read)
 

@@ -40,7 +40,7 @@ from gossamer.results.folder import (
     this_computer,
 )
 from gossamer.results.formatting import ranks_text, some
-from gossamer.results.recorder import TIMELINE
+from gossamer.results.reading import TIMELINE
 from gossamer.results.schema import TimelineRow
 from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol

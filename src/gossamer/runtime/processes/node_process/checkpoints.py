@@ -30,6 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from gossamer.config import Checkpoints, Experiment
 from gossamer.errors import BadInput
 from gossamer.messages import wire_bytes
@@ -104,7 +106,7 @@ class NodeCheckpoints:
     def deliver(self, message: Message) -> None:
         """Take an incoming message. Its number continues those of its sender before the run was resumed."""
         before = self._before.get(message.source, 0)
-        self._take(replace(message, number=message.number + before) if before else message)
+        self._take(structs.replace(message, number=message.number + before) if before else message)
         for number in list(self._expected):
             self._write_if_complete(number)
 
