@@ -51,7 +51,7 @@ class Computer(TypedDict, total=False):
 
 
 class OfWorker(Computer, total=False):
-    """A worker that has computed some nodes of a run, at another address than other machines may know it by."""
+    """A worker that has computed the nodes ``ranks`` of a run. It has joined from ``address``."""
 
     worker: str
     address: str

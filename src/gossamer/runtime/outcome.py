@@ -30,7 +30,7 @@ _MAX_CLAUSES = 5  # waits described
 
 
 SILENT_ROUNDS = 1000
-hangup: signal.Signals | None = getattr(signal, "SIGHUP", None)
+_HANGUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """The signal of a terminal that was closed; Windows has none."""
 
 
@@ -133,12 +133,12 @@ def ending_signals(
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        before[hangup] = signal.getsignal(hangup)
+    if _HANGUP is not None and signal.getsignal(_HANGUP) is not signal.SIG_IGN:
+        before[_HANGUP] = signal.getsignal(_HANGUP)
 
     def handle(number: int, frame: FrameType | None) -> None:
         restore()
-        if number == hangup:  # a closed session may send a second one, from its shell and from the system
+        if number == _HANGUP:  # a closed session may send a second one, from its shell and from the system
             del before[signal.SIGHUP]
             signal.signal(number, signal.SIG_IGN)
         stop()
