@@ -251,6 +251,8 @@ class Outgoing(Connection):
             self.transport.send_queue.resume(peer, hello.expected)
             self.peer = peer
             peer.outgoing, peer.silent = self, 0
+            if peer.apart:
+                self.transport.contact(peer.rank, None)
             self._greeted_at = self.transport.loop.time()
             self.greeted.set_result(None)
             self.transport.wake()
@@ -341,7 +343,7 @@ class Incoming(Connection):
                 transport.rank, transport.token, transport.incarnation, hello.connection, peer.expected
             )
         )
-        if peer.used:
+        if peer.used or peer.apart:
             transport.dial(peer)
 
     def _deliver(self, message: Message) -> None:
