@@ -18,7 +18,7 @@ from torch import nn
 
 from figures import Row, report
 from gossamer import Experiment
-from gossamer.learning.measures import Measures
+from gossamer.learning.evaluation_metrics import EvaluationMetrics
 from gossamer.runtime import setup
 
 REPEATS = 5
@@ -35,7 +35,7 @@ CASES = [
 """Model, nodes, trainer."""
 UNTRIED = {
     "failure_of": None,
-    "tried_measures": (Measures({}, columns={}), []),
+    "tried_metrics": (EvaluationMetrics({}, columns={}), []),
     "try_exchange": None,
     "_check_metric": None,
 }

@@ -240,7 +240,7 @@ def evaluation(only: str) -> Iterator[Row]:
         models = [
             Model(rows.fresh().normal_(std=0.01).add_(start.parameters), start.buffers) for _ in range(nodes)
         ]
-        evaluator = Evaluator(task, 1, workers=workers, rows=rows)
+        evaluator = Evaluator(task, 1, threads=workers, rows=rows)
         torch.set_num_threads(1)
         evaluator.test_each(models)
         baseline = evaluating(task, nodes)

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from gossamer.randomness import generator
+from gossamer.results.closing import compact
 from gossamer.results.folder import RunFolder, environment, write_json
-from gossamer.results.recorder import compact
 from gossamer.results.run import Run
 from gossamer.results.tidy import curves
 

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gossamer import numerics
+from gossamer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from gossamer.algorithms import Algorithm as Algorithm
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from gossamer.sweep.sweep import Sweep as Sweep
     from gossamer.tasks import Poison as Poison
     from gossamer.tasks import Task as Task
-
-__version__ = "0.1.0"
 
 # Before anything imports torch: the bits of a run must not depend on memory alignment.
 numerics.set_default_mode()

@@ -17,10 +17,11 @@ from gossamer.errors import BadInput, RunFailed, beginning_at_own_lines
 from gossamer.fingerprint import changed_code, changed_data, changed_versions, not_compared
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
+from gossamer.results.closing import close_after, close_record
 from gossamer.results.folder import RunFolder, environment, latest, locked, versions, write_json, write_text
 from gossamer.results.formatting import some
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import MEASURED_BEFORE, NETWORK, close_after, close_record
+from gossamer.results.reading import MEASURED_BEFORE, NETWORK
 from gossamer.results.run import Run, load_run
 from gossamer.results.trackers import Trackers
 from gossamer.runtime.outcome import Engine, Outcome, nobody_took_part

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from gossamer.results.evaluations import Evaluations
 from gossamer.results.formatting import bytes_text, numerals
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import NETWORK, Evaluations
+from gossamer.results.reading import NETWORK
 from gossamer.runtime.recording import stopwatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import gossamer
 from gossamer import BadInput, Experiment, NodeWrapper
 from gossamer.messages.tags import Coded, Message
 from gossamer.runtime.setup import prepare
-from gossamer.topology.measures import sparse_matrix
+from gossamer.topology.mixing_matrix import sparse_matrix
 from scenario import play as script
 
 Array = NDArray[np.float64]

@@ -15,7 +15,7 @@ from gossamer import BadInput, Experiment, Run
 from gossamer.algorithms.topology_aware import _check
 from gossamer.messages.tags import Message
 from gossamer.topology import TopologySchedule
-from gossamer.topology.measures import influence, sparse_matrix
+from gossamer.topology.mixing_matrix import influence, sparse_matrix
 
 NODES = 12
 

@@ -16,7 +16,7 @@ from gossamer.config.registry import build, names
 from gossamer.node.setup import mixing_of
 from gossamer.runtime.setup import prepare
 from gossamer.topology import Graph, Mixing, TopologySchedule
-from gossamer.topology.measures import describe, mixing_matrix
+from gossamer.topology.mixing_matrix import describe, mixing_matrix
 
 DIRECTED = "0 1\n1 2\n2 3\n3 4\n4 0\n0 3\n2 0\n"
 

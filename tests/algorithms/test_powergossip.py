@@ -17,7 +17,7 @@ from gossamer import BadInput, Experiment, Node, Task
 from gossamer.algorithms.powergossip import PowerGossip, _Matrix
 from gossamer.randomness import SHARED, generator
 from gossamer.runtime.setup import prepare
-from gossamer.topology.measures import sparse_matrix
+from gossamer.topology.mixing_matrix import sparse_matrix
 
 Array = NDArray[np.float64]
 SHAPES = [(3, 2, 2, 2), (3,), (4, 12), (4,)]

@@ -61,7 +61,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "network.csv": lambda path: Trace(path=path).conditions(4, 1),
     "sites.csv": lambda path: Matrix(latency_ms=path).conditions(4, 1),
     "kollaps.xml": lambda path: read_kollaps(path, f"network.path: {path}"),
-    "compute.csv": lambda path: StepTrace(path=path).settled(4, 1).step_seconds(1, 0, 0),
+    "compute.csv": lambda path: StepTrace(path=path).for_nodes(4, 1).step_seconds(1, 0, 0),
     "churn.csv": lambda path: Churn(path=path).plan(4, 1, "faults.0"),
     "table.csv": read_table,
     "table.jsonl": read_table,
@@ -70,7 +70,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "words.txt": read_table,
     "users.json": read_leaf,
     "ratings.csv": lambda path: read_ratings(path, RELEASES["latest-small"]),
-    "image.png": lambda path: read_images([path], str),
+    "image.png": lambda path: read_images([path], [str(path)]),
 }
 """The name of a file -> its reader."""
 
@@ -180,7 +180,7 @@ def test_images_that_are_bombs_are_named_in_words_of_pillow(tmp_path: Path) -> N
         for name, body in chunks
     )
     (path := tmp_path / "bomb.png").write_bytes(png)
-    table, names = read_images([path], lambda path: path.name), ["row 1 (bomb.png)"]
+    table, names = read_images([path], [path.name]), ["row 1 (bomb.png)"]
     line = refusal(
         lambda: decoded(table["image"], "task.path", names.__getitem__, size=(8, 8), mode="RGB", resize=True)
     )

@@ -10,9 +10,9 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
+from gossamer.results.consensus import consensus_distance
+from gossamer.results.finals import final_summary
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import consensus_distance
-from gossamer.results.tidy import final_summary
 from gossamer.runtime.recording import EARLY
 
 pytestmark = pytest.mark.usefixtures("no_process_is_left")

@@ -10,8 +10,8 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.results.comparison import measure
-from gossamer.results.tidy import final_summary
+from gossamer.results.comparison import quantity
+from gossamer.results.finals import final_summary
 from synthetic_run import summary
 
 PROCESSES = {"name": "processes"}
@@ -99,7 +99,7 @@ def test_train_loss_target_is_the_mean_over_trained_nodes(
     losses = free.metrics.filter(pl.col("node") > 0, pl.col("round") == 8)["train_loss"].drop_nulls()
     assert losses.max() > losses.min()  # the nodes' losses differ
     level = float(losses.mean()) * (1 + 1e-5)  # trainers differ in their bits
-    goal = measure(f"time_s to train_loss={level}")
+    goal = quantity(f"time_s to train_loss={level}")
     expected_s = goal.of(free)
     assert expected_s is not None
     run = play(

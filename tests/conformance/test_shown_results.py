@@ -10,7 +10,7 @@ import pytest
 
 import gossamer
 from gossamer import Experiment, Run
-from gossamer.results.comparison import measure
+from gossamer.results.comparison import quantity
 from gossamer.sweep.sweep import Sweep
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "evaluation"
@@ -82,7 +82,7 @@ def test_time_to_a_level_depends_on_the_grid_by_at_most_one_step_of_it(tmp_path:
     grids = {every_s: on_grid(tmp_path, every_s=every_s) for every_s in (0.2, 0.5, 0.13)}
     reached = 0
     for level in (0.2, 0.3, 0.4, 0.5):
-        time_to = measure(f"time_s to test_accuracy={level}")
+        time_to = quantity(f"time_s to test_accuracy={level}")
         exact = time_to.of(right)
         if exact is None:
             continue

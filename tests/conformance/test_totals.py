@@ -20,7 +20,7 @@ from gossamer.errors import BadInput, RunFailed
 from gossamer.layers import SampledNode
 from gossamer.messages import wire_bytes
 from gossamer.messages.tags import Traffic
-from gossamer.results.tidy import final_summary, total
+from gossamer.results.finals import final_summary, total
 from gossamer.runtime.outcome import Outcome
 from gossamer.runtime.simulate.simulation import Simulation
 

@@ -27,8 +27,8 @@ class Scene:
     """Models in a store, with a single and a batched evaluator."""
 
     def __init__(self, task: Task, count: int, workers: int = 1, gap: bool = False) -> None:
-        self.workers = ThreadPool(workers)
-        self.single = Evaluator(task, 1, workers=self.workers)
+        self.threads = ThreadPool(workers)
+        self.single = Evaluator(task, 1, threads=self.threads)
         models = [start(task, seed) for seed in range(count)]
         self.rows = Rows(len(models[0].parameters))
         self.models, between = [], []
@@ -37,12 +37,12 @@ class Scene:
             if gap:
                 between.append(self.rows.fresh())  # so that the rows are not contiguous
         self.messages: list[str] = []
-        self.many = Evaluator(task, 1, workers=self.workers, say=self.messages.append, rows=self.rows)
+        self.many = Evaluator(task, 1, threads=self.threads, say=self.messages.append, rows=self.rows)
 
     def results(self) -> list[MetricValues]:
         """Metrics of all models, evaluated together."""
         results = self.many.test_each(self.models)
-        self.workers.close()
+        self.threads.close()
         assert not any(isinstance(result, Exception) for result in results)
         return results  # type: ignore[return-value]
 

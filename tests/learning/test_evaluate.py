@@ -111,7 +111,7 @@ def test_stochastic_model_is_evaluated_with_reproducible_draws() -> None:
     once = [alone.test(model) for model in models]
     assert torch.equal(torch.get_rng_state(), before)  # evaluation leaves the generator of training alone
     workers = ThreadPool(4)
-    shared = Evaluator(task, 1, workers=workers, rows=Rows(len(models[0].parameters)))
+    shared = Evaluator(task, 1, threads=workers, rows=Rows(len(models[0].parameters)))
     assert shared.test_each(models) == once
     assert [shared.test(model) for model in reversed(models)] == once[::-1]
     assert Evaluator(task, 2).test(models[0]) != once[0]
@@ -129,7 +129,7 @@ def test_making_modules_on_several_threads_keeps_the_draws() -> None:
     models = [start(task, seed) for seed in range(4)]
     alone = [Evaluator(task, 1).test(model) for model in models]
     workers = ThreadPool(4)
-    shared = Evaluator(task, 1, workers=workers)
+    shared = Evaluator(task, 1, threads=workers)
     before = torch.get_rng_state()
     assert shared.test_each(models) == alone
     assert torch.equal(torch.get_rng_state(), before)

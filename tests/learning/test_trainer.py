@@ -196,7 +196,7 @@ def test_between_is_called_after_each_job(model: str) -> None:
     calls: list[None] = []
     workers = ThreadPool(1, between=lambda: calls.append(None))
     rows = Rows(start(task, 0).parameters.numel())
-    SequentialTrainer(task, optimizer, rows, workers=workers).train(jobs(task, optimizer, [(1, 6, 0.1)] * 5))
+    SequentialTrainer(task, optimizer, rows, threads=workers).train(jobs(task, optimizer, [(1, 6, 0.1)] * 5))
     assert len(calls) == {"mlp": 5, "dropout": 10}[model]  # jobs that draw run twice at first
 
 
@@ -280,7 +280,7 @@ def test_bits_do_not_depend_on_the_number_of_workers(kind: type[Trainer], model:
     work = jobs(task, MOMENTUM, [(2, 6, 0.1)] * 9)
     alone = trainer(kind, task).train(work)
     workers = ThreadPool(3)
-    together = kind(task, MOMENTUM, Rows(start(task, 0).parameters.numel()), workers=workers).train(work)
+    together = kind(task, MOMENTUM, Rows(start(task, 0).parameters.numel()), threads=workers).train(work)
     workers.close()
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(one.model.parameters, other.model.parameters)

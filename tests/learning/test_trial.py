@@ -16,11 +16,11 @@ from sklearn.metrics import f1_score
 from torch import Tensor, nn
 
 from gossamer import BadInput, Task
-from gossamer.learning.measures import Measures
+from gossamer.learning.evaluation_metrics import EvaluationMetrics
 from gossamer.learning.optimizer import SGD
 from gossamer.learning.parameters import Layout
 from gossamer.learning.proof import failure_of
-from gossamer.learning.trial import no_means, tried_measures
+from gossamer.learning.trial import no_means, tried_metrics
 from gossamer.tasks import Digits, ExpMean, LeastSquares, OverSet, RootMean, accuracy
 from gossamer.tasks.language import IGNORED, METRICS, token_loss
 from gossamer.tasks.movielens import RELEASES
@@ -150,7 +150,9 @@ def refused(task: Task, metrics: dict[str, Any], seed: int) -> set[str]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         outputs = task.model().eval()(x[some])
-        return set(no_means(Measures.of(replace(task, metrics=metrics)), outputs, y[some], [y], seed))
+        return set(
+            no_means(EvaluationMetrics.of(replace(task, metrics=metrics)), outputs, y[some], [y], seed)
+        )
 
 
 @pytest.mark.slow
@@ -187,7 +189,7 @@ def test_a_wrong_metric_is_refused_with_the_cure(order: str) -> None:
     with pytest.raises(
         BadInput, match=r"task\.metrics\.f1 is no mean over samples: .*OverSet\(function\)"
     ) as error:
-        tried_measures(task, 1, None)
+        tried_metrics(task, 1, None)
     assert len(error.value.problems) == 1
     assert "torchmetrics" in str(error.value)
 
@@ -204,7 +206,7 @@ def test_a_metric_that_fails_for_parts_is_none() -> None:
         BadInput,
         match=r"^task.metrics.needs_all, given .*: ValueError: too few .*, or gossamer.tasks.OverSet",
     ):
-        tried_measures(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
+        tried_metrics(replace(DIGITS, metrics={"needs_all": needs_all}), 1, None)
 
 
 def tokens(loss: Callable[[Tensor, Tensor], Tensor], metrics: dict[str, Any]) -> Task:
@@ -217,8 +219,8 @@ def tokens(loss: Callable[[Tensor, Tensor], Tensor], metrics: dict[str, Any]) ->
 
 
 def test_losses_of_language_that_ship_are_means_over_texts() -> None:
-    measures, notes = tried_measures(tokens(token_loss, METRICS), 1, None)
-    assert (list(measures.means), notes) == (["loss", "accuracy", "perplexity"], [])
+    metrics, notes = tried_metrics(tokens(token_loss, METRICS), 1, None)
+    assert (list(metrics.means), notes) == (["loss", "accuracy", "perplexity"], [])
 
 
 def test_clipped_ratings_are_means() -> None:
@@ -231,18 +233,18 @@ def test_clipped_ratings_are_means() -> None:
         F.mse_loss,
         metrics,
     )
-    measures, notes = tried_measures(task, 1, None)
-    assert (list(measures.means), notes) == (["loss", "rmse", "accuracy"], [])
+    metrics, notes = tried_metrics(task, 1, None)
+    assert (list(metrics.means), notes) == (["loss", "rmse", "accuracy"], [])
 
 
 def test_probabilities_as_outputs_are_means() -> None:
     """Normal draws are no probabilities, so such a loss refuses them."""
     x, y = torch.randn(30, 4), torch.arange(30).remainder(2).float()[:, None]
     task = Task(lambda: nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (x, y), (x, y), F.binary_cross_entropy)
-    assert list(tried_measures(task, 1, None)[0].means) == ["loss"]
+    assert list(tried_metrics(task, 1, None)[0].means) == ["loss"]
     wrong = replace(task, metrics={"spread": lambda outputs, y: outputs.std()})
     with pytest.raises(BadInput, match=r"task\.metrics\.spread is no mean"):
-        tried_measures(wrong, 1, None)
+        tried_metrics(wrong, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -254,8 +256,8 @@ def test_probabilities_as_outputs_are_means() -> None:
     ],
 )
 def test_a_loss_that_is_no_mean_is_taken_over_the_set(loss: Any) -> None:
-    measures, [note] = tried_measures(replace(DIGITS, loss=loss), 1, None)
-    assert (list(measures.means), list(measures.over_set)) == (["accuracy"], ["loss"])
+    metrics, [note] = tried_metrics(replace(DIGITS, loss=loss), 1, None)
+    assert (list(metrics.means), list(metrics.over_set)) == (["accuracy"], ["loss"])
     assert note.startswith("task.loss is no mean over samples (")
     assert note.endswith("recorded losses of an evaluation set are of all its samples at once")
 
@@ -271,7 +273,7 @@ def test_generators_are_set_for_each_call_and_restored() -> None:
         return [np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()]
 
     before = states()
-    tried_measures(replace(DIGITS, metrics={"drawing": drawing}), 1, None)
+    tried_metrics(replace(DIGITS, metrics={"drawing": drawing}), 1, None)
     assert states() == before
     assert len(seen) > 5
     assert len(set(seen)) == 1
@@ -281,7 +283,7 @@ def test_a_single_sample_and_equal_targets_are_no_obstacle() -> None:
     x, _ = DIGITS.test
     for count in (1, 2, 3, 5):
         task = replace(DIGITS, tests={"test": (x[:count], torch.zeros(count, dtype=torch.int64))})
-        assert list(tried_measures(task, 1, None)[0].means) == ["loss", "accuracy"]
+        assert list(tried_metrics(task, 1, None)[0].means) == ["loss", "accuracy"]
 
 
 def test_outputs_without_an_axis_of_samples_are_named() -> None:
@@ -292,13 +294,13 @@ def test_outputs_without_an_axis_of_samples_are_named() -> None:
 
     module = nn.Sequential(nn.Embedding(11, 8), nn.Flatten(0, 1), nn.Linear(8, 11))
     task = replace(tokens(loss, {}), model=lambda: module)
-    measures, [note] = tried_measures(task, 1, None)
-    assert list(measures.means) == ["loss"]
+    metrics, [note] = tried_metrics(task, 1, None)
+    assert list(metrics.means) == ["loss"]
     assert note.startswith("task.model: returns (216, 11) for 24 samples, so that loss")
     with pytest.raises(
         BadInput, match=r"returns \(216, 11\) for 24 samples; accepted with metrics over a set"
     ):
-        tried_measures(replace(task, metrics={"all": OverSet(loss)}), 1, None)
+        tried_metrics(replace(task, metrics={"all": OverSet(loss)}), 1, None)
 
 
 def test_columns_are_known_before_the_run() -> None:
@@ -307,9 +309,9 @@ def test_columns_are_known_before_the_run() -> None:
         "several": OverSet(lambda outputs, y: {"first": 1, "second": [1.0, 2.0]}),
         "top": OverSet(lambda outputs, y: outputs.max()),
     }
-    measures, _ = tried_measures(replace(DIGITS, metrics=metrics), 1, None)
-    assert measures.columns == {"several": {"first": False, "second": True}, "top": {"top": False}}
-    assert measures.numbers() == ["loss", "accuracy", "first", "top"]
+    metrics, _ = tried_metrics(replace(DIGITS, metrics=metrics), 1, None)
+    assert metrics.columns == {"several": {"first": False, "second": True}, "top": {"top": False}}
+    assert metrics.numbers() == ["loss", "accuracy", "first", "top"]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +327,7 @@ def test_columns_are_known_before_the_run() -> None:
 def test_values_that_cannot_be_recorded_are_refused(value: Any, problem: str) -> None:
     metrics = {"accuracy": accuracy, "odd": OverSet(lambda outputs, y: value)}
     with pytest.raises(BadInput, match=f"task.metrics.odd: .*{problem}") as error:
-        tried_measures(replace(DIGITS, metrics=metrics), 1, None)
+        tried_metrics(replace(DIGITS, metrics=metrics), 1, None)
     assert len(error.value.problems) == 1
 
 
@@ -340,8 +342,8 @@ def test_an_error_over_a_set_names_the_set() -> None:
     with pytest.raises(
         BadInput, match=r"task\.metrics\.bad: ValueError: seven .*, on the evaluation set 'ood'"
     ):
-        tried_measures(task, 1, None)
-    assert tried_measures(task, 1, 6)[0].columns == {"bad": {"bad": False}}
+        tried_metrics(task, 1, None)
+    assert tried_metrics(task, 1, 6)[0].columns == {"bad": {"bad": False}}
 
 
 def test_a_node_whose_own_samples_have_no_value_is_named() -> None:
@@ -356,8 +358,8 @@ def test_a_node_whose_own_samples_have_no_value_is_named() -> None:
     with pytest.raises(
         BadInput, match=r"ValueError: one class .*, on the evaluation set 'personal' of node 2"
     ):
-        tried_measures(task, 1, None, personal=personal)
-    assert tried_measures(task, 1, None, personal=personal[:2])[1] == []
+        tried_metrics(task, 1, None, personal=personal)
+    assert tried_metrics(task, 1, None, personal=personal[:2])[1] == []
 
 
 def recall_of(label: int) -> Callable[[Tensor, Tensor], Tensor]:
@@ -373,11 +375,11 @@ def test_a_class_that_only_another_set_or_the_nodes_own_samples_have_is_tried() 
     x, y = DIGITS.test
     without = (x[y != 2], y[y != 2])
     task = replace(DIGITS, tests={"test": without}, metrics={"recall": recall_of(2)})
-    assert list(tried_measures(task, 1, None)[0].means) == ["loss", "recall"]
+    assert list(tried_metrics(task, 1, None)[0].means) == ["loss", "recall"]
     with pytest.raises(BadInput, match=r"task\.metrics\.recall is no mean"):
-        tried_measures(replace(task, tests={"test": without, "odd": (x, y)}), 1, None)
+        tried_metrics(replace(task, tests={"test": without, "odd": (x, y)}), 1, None)
     with pytest.raises(BadInput, match=r"task\.metrics\.recall is no mean"):
-        tried_measures(task, 1, None, personal=[np.empty(0, np.int64), np.arange(100)])
+        tried_metrics(task, 1, None, personal=[np.empty(0, np.int64), np.arange(100)])
 
 
 @pytest.mark.parametrize("scores", [1, 2])
@@ -412,7 +414,7 @@ def test_rare_classes_let_no_wrong_metric_through(scores: int, positive: int) ->
         outputs = torch.randn((24, 2) if scores == 2 else (24,), generator=rng)
         task = replace(DIGITS, loss=lambda outputs, y: outputs.mean(), metrics=metrics)
         some = y[torch.linspace(0, 599, 24).round().long()]
-        assert set(no_means(Measures.of(task), outputs, some, [y], seed)) == wrong, seed
+        assert set(no_means(EvaluationMetrics.of(task), outputs, some, [y], seed)) == wrong, seed
 
 
 def test_the_only_sample_of_a_class_in_a_large_set_is_tried() -> None:
@@ -420,7 +422,7 @@ def test_the_only_sample_of_a_class_in_a_large_set_is_tried() -> None:
     y[7] = 2
     task = replace(DIGITS, metrics={"recall": recall_of(2)})
     outputs = torch.randn(24, 10, generator=torch.Generator().manual_seed(1))
-    assert set(no_means(Measures.of(task), outputs, y[-24:], [y], 1)) == {"recall"}
+    assert set(no_means(EvaluationMetrics.of(task), outputs, y[-24:], [y], 1)) == {"recall"}
 
 
 class Pair(nn.Module):
@@ -442,7 +444,7 @@ def test_broken_tasks_are_refused_in_the_name_of_the_part() -> None:
     def tried(given: Task) -> None:
         layout = Layout.of(given.model())
         assert failure_of("sequential", given, SGD(lr=0.1), layout, "cpu", 6, seed=1) is None
-        tried_measures(given, 1, None)
+        tried_metrics(given, 1, None)
 
     task = images("mlp")
     x, y = task.test
@@ -475,4 +477,4 @@ def test_broken_tasks_are_refused_in_the_name_of_the_part() -> None:
 
 def test_outputs_of_none_are_passed_on() -> None:
     task = replace(images("mlp"), model=Pair, loss=lambda o, y: F.cross_entropy(o[0], y), metrics={})
-    assert tried_measures(task, 1, None)[1] == []
+    assert tried_metrics(task, 1, None)[1] == []

@@ -17,7 +17,7 @@ def settled(nodes: int = 4, seed: int = 1, **spec: Any) -> ComputeProfile:
     profile = build("compute", spec)
     assert isinstance(profile, ComputeProfile)
     assert build("compute", profile.spec()) == profile
-    return profile.settled(nodes, seed)
+    return profile.for_nodes(nodes, seed)
 
 
 def of_all(profile: ComputeProfile, nodes: int = 4, seed: int = 1) -> list[float]:
@@ -79,7 +79,7 @@ def trace(tmp_path: Path, text: str, **fields: Any) -> StepTrace:
 
 
 def test_trace_gives_each_node_a_device_and_its_step_times(tmp_path: Path) -> None:
-    profile = trace(tmp_path, "node,seconds_per_step\nphone,1\ntablet,10\nphone,2\nphone,4\n").settled(3, 1)
+    profile = trace(tmp_path, "node,seconds_per_step\nphone,1\ntablet,10\nphone,2\nphone,4\n").for_nodes(3, 1)
     assert [profile.step_seconds(1, 0, step) for step in range(5)] == [1, 2, 4, 1, 2]
     assert [profile.step_seconds(1, 1, step) for step in range(2)] == [10, 10]
     assert profile.step_seconds(1, 2, 1) == 2
@@ -94,7 +94,7 @@ def test_step_times_are_summed_exactly() -> None:
 def test_devices_may_be_drawn(tmp_path: Path) -> None:
     rows = "".join(f"{k},{k}\n" for k in range(10))
     described = trace(tmp_path, "node,seconds_per_step\n" + rows, assign="drawn")
-    profile, other = described.settled(1000, 1), described.settled(1000, 2)
+    profile, other = described.for_nodes(1000, 1), described.for_nodes(1000, 2)
     drawn = [profile.step_seconds(1, rank, 0) for rank in range(1000)]
     assert min(drawn.count(k) for k in range(10)) > 60
     assert drawn != [other.step_seconds(2, rank, 0) for rank in range(1000)]
@@ -155,5 +155,5 @@ def test_invalid_descriptions_are_refused(spec: dict[str, Any], problem: str) ->
 )
 def test_invalid_traces_are_refused(tmp_path: Path, text: str, problem: str) -> None:
     with pytest.raises(BadInput, match=problem) as error:
-        trace(tmp_path, text).settled(2, 1)
+        trace(tmp_path, text).for_nodes(2, 1)
     assert str(error.value).startswith("compute.path: ")

@@ -136,4 +136,4 @@ def test_random_slowdowns_do_not_depend_on_earlier_calls() -> None:
 )
 def test_invalid_descriptions_are_refused(fields: dict[str, Any], problem: str) -> None:
     with pytest.raises(BadInput, match=problem):
-        build("compute", {"name": "slowdowns", **fields}).settled(4, 1)  # type: ignore[attr-defined]
+        build("compute", {"name": "slowdowns", **fields}).for_nodes(4, 1)  # type: ignore[attr-defined]

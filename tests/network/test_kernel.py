@@ -91,20 +91,20 @@ class PlanConditions(Conditions):
 
 def predicted(plan: Plan, flows: Sequence[Flow]) -> list[float]:
     """The ends of flows on the simulator's links, which count bytes of frames."""
-    clock, hosts, ends = Core(), list(plan.hosts), {}
+    core, hosts, ends = Core(), list(plan.hosts), {}
 
     def arrive(rank: int, message: Message) -> None:
-        ends.setdefault(message.tag[0], clock.now())
+        ends.setdefault(message.tag[0], core.now())
 
-    links = FairLinks(clock, PlanNetwork(plan=plan, sharing="fair"), len(hosts), 1, 2**40, arrive)
+    links = FairLinks(core, PlanNetwork(plan=plan, sharing="fair"), len(hosts), 1, 2**40, arrive)
     for number, (source, to, after, size) in enumerate(flows):
         framed = size * FRAME // PAYLOAD
         payload = bytes(framed - wire_bytes((number,), bytes(framed)) + framed)
         send = partial(links.send, hosts.index(source), (hosts.index(to),), payload, (number,))
-        clock.at(round(after * 1e9), Order.TIMER, 0, send)
+        core.at(round(after * 1e9), Order.TIMER, 0, send)
     with pytest.raises(Deadlock):
         while True:
-            clock.advance()
+            core.advance()
     return [ends[number] for number in range(len(flows))]
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from gossamer.errors import BadInput
-from gossamer.reproduce import Check, Claim, find
+from gossamer.reproduce import Claim, Condition, find
 from gossamer.reproduce.claims import combined_verdict
 from gossamer.results.groups import Group
 from gossamer.results.run import Run
@@ -128,7 +128,7 @@ def test_unknown_cell_is_bad_input(groups: list[Group]) -> None:
 )
 def test_inconsistent_condition_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="accept|at_least|baseline|METRIC|extra"):
-        Check.model_validate({"cell": "fast", "measure": "bytes", "at_least": 1, **changes})
+        Condition.model_validate({"cell": "fast", "measure": "bytes", "at_least": 1, **changes})
 
 
 def test_ambiguous_cell_is_bad_input(groups: list[Group]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from gossamer.results.comparison import compare, measure
+from gossamer.results.comparison import compare, quantity
 from gossamer.results.groups import Group
 from gossamer.results.run import Run
 from synthetic_run import timed
@@ -30,7 +30,7 @@ def recorded(out: Path, seed: int = 1, **curves: Mapping[int, float]) -> Run:
 def test_two_metrics_are_compared_over_their_common_rounds(tmp_path: Path) -> None:
     # The training loss has no value at round 0, where the initial loss of 2.3 would count for the test loss alone.
     run = recorded(tmp_path, test_loss={0: 2.3, 10: 1.2, 20: 1.0}, train_loss={10: 1.1, 20: 1.05})
-    relative = measure("area test_loss relative to train_loss")
+    relative = quantity("area test_loss relative to train_loss")
     table = compare([Group("a", (run,))], [relative])
     assert table.rows["mean"].to_list() == [pytest.approx(1.1 / 1.075 - 1)]
     assert table.tables()[0][0] == "area under test loss, over rounds 10 to 20"
@@ -45,7 +45,7 @@ def test_runs_of_different_length_are_compared_over_their_common_rounds(tmp_path
         recorded(tmp_path, test_accuracy={r: learned(r) for r in range(0, last + 1, 5)}) for last in (30, 90)
     ]
     groups = [Group(label, (run,)) for label, run in zip(("short", "long"), runs, strict=True)]
-    table = compare(groups, [measure("area test_accuracy")])
+    table = compare(groups, [quantity("area test_accuracy")])
     rounds = np.arange(0, 31, 5)
     expected = np.trapezoid([learned(r) for r in rounds], rounds) / 30
     assert table.rows["mean"].to_list() == [pytest.approx(expected)] * 2
@@ -58,7 +58,7 @@ def test_the_ends_of_the_common_rounds_may_lie_between_evaluations(tmp_path: Pat
         recorded(tmp_path, test_loss={2: 3.0, 6: 1.5}),
     ]
     groups = [Group(label, (run,)) for label, run in zip("ab", runs, strict=True)]
-    first, second = compare(groups, [measure("area test_loss")]).rows["mean"]
+    first, second = compare(groups, [quantity("area test_loss")]).rows["mean"]
     # Linear between points: 3 at round 2, 2 at round 4, 1.5 at round 6.
     assert first == pytest.approx(((3 + 2) / 2 * 2 + (2 + 1.5) / 2 * 2) / 4)
     assert second == pytest.approx((3 + 1.5) / 2)
@@ -67,6 +67,6 @@ def test_the_ends_of_the_common_rounds_may_lie_between_evaluations(tmp_path: Pat
 def test_runs_without_common_rounds_are_not_compared(tmp_path: Path) -> None:
     runs = [recorded(tmp_path, test_loss={0: 4.0, 4: 2.0}), recorded(tmp_path, test_loss={5: 3.0, 6: 1.5})]
     groups = [Group(label, (run,)) for label, run in zip("ab", runs, strict=True)]
-    [(title, _, lines)] = compare(groups, [measure("area test_loss")]).tables()
+    [(title, _, lines)] = compare(groups, [quantity("area test_loss")]).tables()
     assert title == "area under test loss, over no rounds, since the runs have none in common"
     assert [line[-1] for line in lines] == ["0 of 1 have it"] * 2

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gossamer import load_run
-from gossamer.results import recorder
+from gossamer.results import closing
+from gossamer.results.closing import close_after, close_record
 from gossamer.results.folder import RunFolder, write_json
-from gossamer.results.recorder import close_after, close_record
 
 EXPERIMENT = "{nodes: 1, task: {name: least-squares}, stop: {rounds: 1}}"
 
@@ -32,7 +32,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     def compact(folder: RunFolder) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorder, "compact", compact)
+    monkeypatch.setattr(closing, "compact", compact)
 
 
 NO_SPACE = "the record can't be written: [Errno 28] No space left on device"

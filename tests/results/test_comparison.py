@@ -13,12 +13,12 @@ from scipy.stats import t
 
 import gossamer
 from gossamer import BadInput, Experiment, Sweep, run_sweep
-from gossamer.results.comparison import Measure, compare, measure, measures
+from gossamer.results.comparison import Quantity, compare, quantities, quantity
 from gossamer.results.groups import Group, default_baseline, find_baseline, groups
 from gossamer.results.run import Run, load_runs
 from synthetic_run import timed
 
-TIME, BYTES = (measure(f"{axis} to test_accuracy=0.5") for axis in ("time_s", "bytes"))
+TIME, BYTES = (quantity(f"{axis} to test_accuracy=0.5") for axis in ("time_s", "bytes"))
 
 
 def rising(out: Path, *accuracies: float, step_s: float = 1.0, seed: int = 1, **settings: Any) -> Run:
@@ -36,7 +36,7 @@ def group(out: Path, label: str, **seconds: int) -> Group:
     )
 
 
-def only(subject: Group | Run, measure: Measure) -> dict[str, Any]:
+def only(subject: Group | Run, measure: Quantity) -> dict[str, Any]:
     group = subject if isinstance(subject, Group) else Group("a", (subject,))
     return compare([group], [measure]).rows.row(0, named=True)
 
@@ -47,7 +47,7 @@ def test_first_point_at_level_counts_and_equality_suffices(tmp_path: Path) -> No
     row = only(run, TIME)
     assert (row["runs"], row["known"], row["mean"], row["mean_half"]) == (1, 1, 2.0, None)
     assert only(run, BYTES)["mean"] == 2 * 200
-    assert only(run, measure("test_accuracy"))["mean"] == pytest.approx(0.75)
+    assert only(run, quantity("test_accuracy"))["mean"] == pytest.approx(0.75)
 
 
 def test_group_with_an_unreached_seed_has_no_mean(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ def test_nan_mean_does_not_reach_level(tmp_path: Path) -> None:
     assert only(timed(tmp_path, points), TIME)["mean"] == 2.0
     lower = [(0.0, (1.0, 1.0)), (1.0, (0.1, math.nan)), (2.0, (math.nan, math.nan))]
     diverged = timed(tmp_path, lower, metric="test_loss")
-    assert only(diverged, measure("time_s to test_loss=0.5"))["mean"] is None
-    assert math.isnan(only(diverged, measure("test_loss"))["mean"])
+    assert only(diverged, quantity("time_s to test_loss=0.5"))["mean"] is None
+    assert math.isnan(only(diverged, quantity("test_loss"))["mean"])
 
 
 def test_loss_level_is_reached_from_above(tmp_path: Path) -> None:
     points = [(0.0, (3.0, 1.0)), (1.0, (1.5, 0.5)), (2.0, (0.5, 0.25))]
-    time = measure("time_s to test_rmse=1")
+    time = quantity("time_s to test_rmse=1")
     assert only(timed(tmp_path, points, metric="test_rmse"), time)["mean"] == 1.0
     assert time.table == "test rmse ≤ 1"
 
@@ -95,7 +95,7 @@ def test_level_needs_all_surviving_nodes(tmp_path: Path) -> None:
 def test_budget_uses_last_evaluation_within_it(tmp_path: Path) -> None:
     run = rising(tmp_path, 0.1, 0.2, 0.3, 0.4)  # 0, 200, 400, 600 bytes
     budgets = ("bytes=400", "bytes=599", "time_s=1.5", "bytes=601")
-    values = [only(run, measure(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
+    values = [only(run, quantity(f"test_accuracy at {budget}"))["mean"] for budget in budgets]
     # A run that has not spent its budget might have reached more.
     assert values == [pytest.approx(0.3), pytest.approx(0.3), pytest.approx(0.2), None]
 
@@ -185,7 +185,7 @@ def area(run: Run, metric: str = "test_loss") -> float:
 
 def test_areas_are_averaged_within_a_seed(runs: list[Run]) -> None:
     all_groups = groups(runs)
-    areas = [measure("area test_loss"), measure("area test_loss relative to test_accuracy")]
+    areas = [quantity("area test_loss"), quantity("area test_loss relative to test_accuracy")]
     rows = compare(all_groups, areas, find_baseline("slow", all_groups), ["cell"]).rows
     slow, alone, slow_relative, _ = rows.rows(named=True)
     area_of = {(run.labels["cell"], run.labels["graph"], run.experiment["seed"]): area(run) for run in runs}
@@ -219,16 +219,16 @@ def test_areas_are_averaged_within_a_seed(runs: list[Run]) -> None:
 )
 def test_unknown_names_and_bad_numbers_are_refused(runs: list[Run], asked: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        measures(runs, **asked)
+        quantities(runs, **asked)
     with pytest.raises(BadInput, match="--per grpah: no axis of the sweep .did you mean 'graph'"):
-        compare(groups(runs), measures(runs), None, ["grpah"])
+        compare(groups(runs), quantities(runs), None, ["grpah"])
 
 
 def test_bytes_of_a_record_without_totals_are_at_least_those(tmp_path: Path) -> None:
     groups = [group(tmp_path / name, name, s1=1) for name in ("one", "two")]
     text = "Bytes are those on record: at least so many were sent."
     for name, said in (("bytes", True), ("bytes to test_accuracy=0.5", True), ("test_accuracy", False)):
-        assert (text in compare(groups, [measure(name)]).notes) == said, name
+        assert (text in compare(groups, [quantity(name)]).notes) == said, name
 
 
 def test_groups_whose_rounds_end_with_unmixed_steps_are_named(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_groups_whose_rounds_end_with_unmixed_steps_are_named(tmp_path: Path) ->
         "d": ("local", "round"),
     }
     notes = compare(
-        [Group(label, (recorded(*cell),)) for label, cell in cells.items()], [measure("test_loss")]
+        [Group(label, (recorded(*cell),)) for label, cell in cells.items()], [quantity("test_loss")]
     ).notes
     [unmixed] = [note for note in notes if "not mixed yet" in note]
     assert unmixed.startswith("Rounds of b end with local steps")

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from gossamer.errors import BadInput
+from gossamer.results.closing import compact
 from gossamer.results.folder import RunFolder, atomic, environment, write_json, write_text
-from gossamer.results.recorder import compact
 
 
 def create(out: Path, name: str = "test") -> RunFolder:

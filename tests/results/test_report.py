@@ -14,7 +14,7 @@ import pytest
 
 import gossamer
 from gossamer.errors import BadInput
-from gossamer.results.comparison import compare, measure
+from gossamer.results.comparison import compare, quantity
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import find_baseline, groups
 from gossamer.results.report import MAX_NODE_POINTS, embed, page_data, render, write_comparison, write_report
@@ -386,7 +386,7 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
         both,
         compare(
             both,
-            [measure("time_s to test_accuracy=0.5"), measure("bytes to test_accuracy=0.5")],
+            [quantity("time_s to test_accuracy=0.5"), quantity("bytes to test_accuracy=0.5")],
             find_baseline("batch_size 16", both),
         ),
     )
@@ -425,7 +425,7 @@ def test_the_page_compares_groups_of_seeds(tmp_path: Path) -> None:
 def test_comparison_table_is_written_next_to_page(tmp_path: Path) -> None:
     rows = compare(
         groups(compared(tmp_path)),
-        [measure("time_s to test_accuracy=0.5"), measure("bytes to test_accuracy=0.5")],
+        [quantity("time_s to test_accuracy=0.5"), quantity("bytes to test_accuracy=0.5")],
     )
     path = write_comparison(rows, tmp_path / "page.html")
     assert path == tmp_path / "page-comparison.csv"

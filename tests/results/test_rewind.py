@@ -7,7 +7,7 @@ from typing import Any
 
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import NETWORK, read_metrics
+from gossamer.results.reading import NETWORK, read_metrics
 
 
 def row(round: int, moment: str = "round") -> dict[str, Any]:

@@ -16,7 +16,8 @@ from gossamer.errors import BadInput
 from gossamer.results.folder import RunFolder
 from gossamer.results.formatting import bytes_text
 from gossamer.results.groups import labels
-from gossamer.results.run import Run, load_run, load_runs, model_of
+from gossamer.results.run import Run, load_run, load_runs
+from gossamer.results.run_data import model_of
 from synthetic_run import PARAMETERS, summary, synthetic
 
 

@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer import BadInput, Experiment, run
-from gossamer.results.comparison import compare, measure, measures
+from gossamer.results.comparison import compare, quantities, quantity
+from gossamer.results.finals import final, final_summary
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import Group, find_baseline
 from gossamer.results.plots import curve_figure
 from gossamer.results.run import Run
 from gossamer.results.steps import MAX_DRAWN, NodeMean, Step
-from gossamer.results.tidy import at_level, final, final_summary, lower_is_better
+from gossamer.results.tidy import at_level, lower_is_better
 
 # --- the plain definition
 
@@ -270,11 +271,11 @@ def test_a_point_of_a_round_is_not_at_the_mean_of_its_times(tmp_path: Path) -> N
         (12.0, 0.35, 2),
         (16.0, 0.4, 2),
     ]
-    time, sent = (measure(f"{axis} to test_accuracy=0.25") for axis in ("time_s", "bytes"))
+    time, sent = (quantity(f"{axis} to test_accuracy=0.25") for axis in ("time_s", "bytes"))
     # Node 0 has sent 40 bytes by its row at 4 s, and node 1 as many.
     assert (time.of(run), sent.of(run)) == (4.0, 80.0)
-    assert measure("test_accuracy at time_s=10").of(run) == pytest.approx(0.3)
-    assert measure("test_accuracy at time_s=17").of(run) is None
+    assert quantity("test_accuracy at time_s=10").of(run) == pytest.approx(0.3)
+    assert quantity("test_accuracy at time_s=17").of(run) is None
 
 
 def test_rows_count_from_when_their_model_was_complete(tmp_path: Path) -> None:
@@ -300,7 +301,7 @@ def test_rows_count_from_when_their_model_was_complete(tmp_path: Path) -> None:
     # Node 1 is seen in its first round at 1 s, with the model from the start.
     assert means(run) == [(0.0, 0.0, 2), (0.7, 0.05, 2), (1.4, 0.1, 2), (1.9, 0.15, 2)]
     assert [time_s for time_s, _, _ in means(run, "train_loss")] == [0.0, 1.0, 2.0]
-    assert measure("time_s to test_accuracy=0.1").of(run) == 1.4
+    assert quantity("time_s to test_accuracy=0.1").of(run) == 1.4
     end = final(run, "test_accuracy")
     assert end is not None
     assert (end.mean, end.round_least, end.round_most) == (pytest.approx(0.15), 1, 2)
@@ -344,8 +345,8 @@ def test_presence(tmp_path: Path) -> None:
 def test_a_node_that_leaves_stops_counting_and_the_level_may_be_reached_then(tmp_path: Path) -> None:
     rows = [*paced(1.0, rounds=4), {"node": 1, "round": 0, "time_s": 0.0, "test_accuracy": 0.0}]
     left = recorded(tmp_path, rows, [(2.5, 1, "left")])
-    assert measure("time_s to test_accuracy=0.2").of(left) == 2.5
-    assert measure("time_s to test_accuracy=0.2").of(recorded(tmp_path, rows)) == 4.0
+    assert quantity("time_s to test_accuracy=0.2").of(left) == 2.5
+    assert quantity("time_s to test_accuracy=0.2").of(recorded(tmp_path, rows)) == 4.0
     end = final_summary(left).metrics["test_accuracy"]
     assert (end.count, end.nodes) == (1, 2)
     assert "over 1 of 2 nodes" in left.summary["test accuracy"]
@@ -357,7 +358,7 @@ def test_a_diverged_node_makes_the_mean_nan(tmp_path: Path) -> None:
     rows[3]["test_accuracy"] = math.inf
     run = recorded(tmp_path, rows)
     assert [math.isnan(mean) for _, mean, _ in means(run)] == [False, False, True, True]
-    assert measure("time_s to test_accuracy=0.2").of(run) is None
+    assert quantity("time_s to test_accuracy=0.2").of(run) is None
 
 
 def test_server_alone_counts_and_newcomers_do_not_block(tmp_path: Path) -> None:
@@ -377,7 +378,7 @@ def test_server_alone_counts_and_newcomers_do_not_block(tmp_path: Path) -> None:
 
 
 def resolution(run: Run, name: str) -> tuple[float, int | None]:
-    found = measure(name).resolution(run)
+    found = quantity(name).resolution(run)
     assert found is not None
     return found.age_s, found.node
 
@@ -388,14 +389,14 @@ def test_resolution_is_the_age_of_the_oldest_row(tmp_path: Path) -> None:
     each = recorded(tmp_path, paced(1.0, 0.1, rounds=40))
     # 0.1 s a round of node 1: (30 + 0) / 2 / 10 = 1.5 at 3 s, and then (40 + 10) / 2 / 10 = 2.5 at 10 s.
     goal, later = "time_s to test_accuracy=1.5", "time_s to test_accuracy=2.5"
-    assert (measure(goal).of(every_tenth), resolution(every_tenth, goal)) == (3.0, (3.0, 0))
-    assert (measure(later).of(every_tenth), resolution(every_tenth, later)) == (10.0, (10.0, 0))
+    assert (quantity(goal).of(every_tenth), resolution(every_tenth, goal)) == (3.0, (3.0, 0))
+    assert (quantity(later).of(every_tenth), resolution(every_tenth, later)) == (10.0, (10.0, 0))
     # Each round on record: node 0 has ended two rounds when node 1 ends its 28th.
-    assert measure(goal).of(each) == pytest.approx(2.8)
+    assert quantity(goal).of(each) == pytest.approx(2.8)
     assert resolution(each, goal) == (0.0, None)
     assert resolution(each, "test_accuracy at time_s=3.5") == (0.0, None)
     assert resolution(every_tenth, "test_accuracy at time_s=35") == (5.0, 0)
-    assert str(measure(later).resolution(every_tenth)) == "10 s; node 0 was last seen 10 s before"
+    assert str(quantity(later).resolution(every_tenth)) == "10 s; node 0 was last seen 10 s before"
 
 
 def test_resolution_on_a_grid_is_its_step(tmp_path: Path) -> None:
@@ -414,7 +415,7 @@ def test_resolution_on_a_grid_is_its_step(tmp_path: Path) -> None:
     run = recorded(tmp_path, rows, evaluation={"every_s": 0.25, "of": "round"})
     goal = "time_s to test_accuracy=0.49"
     # At 6 s, (3 + 96) / 2; just before, (2 + 92) / 2.
-    assert (measure(goal).of(run), resolution(run, goal)) == (6.0, (0.25, 1))
+    assert (quantity(goal).of(run), resolution(run, goal)) == (6.0, (0.25, 1))
     # Measured at instants, the models of both are known at the ticks only.
     instants = [{**row, "model_age_s": 0.0} for row in rows]
     old = recorded(tmp_path, instants, evaluation={"every_s": 0.25})
@@ -432,7 +433,7 @@ def test_models_that_change_without_a_new_round_are_known_at_their_rows_only(
     ]
     run = recorded(tmp_path, rows, evaluation={"every_s": 5.0, "of": of})
     goal = "time_s to test_accuracy=0.2"
-    assert (measure(goal).of(run), resolution(run, goal)) == (10.0, (5.0, 0))
+    assert (quantity(goal).of(run), resolution(run, goal)) == (10.0, (5.0, 0))
 
 
 def test_node_that_is_back_is_of_the_round_of_its_checkpoint(tmp_path: Path) -> None:
@@ -459,7 +460,7 @@ def test_coarse_answers_are_marked_and_not_compared(tmp_path: Path) -> None:
     fine = recorded(tmp_path, paced(1.0, 0.1, rounds=40), seed=1)
     groups = [Group("coarse", (coarse,)), Group("fine", (fine,))]
     names = ("time_s to test_accuracy=1.5", "bytes to test_accuracy=1.5", "test_accuracy at time_s=3.5")
-    compared = compare(groups, [measure(name) for name in names], find_baseline("fine", groups))
+    compared = compare(groups, [quantity(name) for name in names], find_baseline("fine", groups))
     assert compared.rows["resolution"].to_list() == [3.0, 0.0, 3.0, 0.0, 3.5, 0.0]
     assert compared.rows["difference"].to_list() == compared.rows["ratio"].to_list() == [None] * 6
     [(_, head, lines), (_, _, budget)] = compared.tables()
@@ -475,7 +476,7 @@ def test_coarse_answers_are_marked_and_not_compared(tmp_path: Path) -> None:
     assert lines[1][4] == "2.8 s"
     assert budget[0][4].endswith("*")
     assert "* coarse: 3 s; node 0 was last seen 3 s before (seed 1)." in compared.notes
-    other_way = compare(groups, [measure(names[0])], find_baseline("coarse", groups))
+    other_way = compare(groups, [quantity(names[0])], find_baseline("coarse", groups))
     assert other_way.rows["ratio"].to_list() == [None, None]
 
 
@@ -485,11 +486,11 @@ def test_a_value_at_a_budget_of_bytes_is_known_at_the_instant_that_uses_it_up(tm
     coarse = recorded(tmp_path, paced(1.0, 1.0, rounds=40, every=10), seed=1)
     fine = recorded(tmp_path, paced(1.0, 1.0, rounds=40), seed=1)
     name = "test_accuracy at bytes=380"
-    assert [measure(name).of(run) for run in (coarse, fine)] == [1.0, 1.9]
+    assert [quantity(name).of(run) for run in (coarse, fine)] == [1.0, 1.9]
     assert resolution(coarse, name) == (10.0, 0)  # from the row at 10 s until that at 20 s
     assert resolution(fine, name) == (0.0, None)
     assert resolution(coarse, "test_accuracy at bytes=800") == (0.0, None)  # that is the end
-    compared = compare([Group("coarse", (coarse,)), Group("fine", (fine,))], [measure(name)])
+    compared = compare([Group("coarse", (coarse,)), Group("fine", (fine,))], [quantity(name)])
     assert [line[-1] for line in compared.tables()[0][2]] == ["100 %*", "190 %"]
 
 
@@ -503,11 +504,11 @@ def test_bytes_of_the_network_are_those_of_the_instant(tmp_path: Path) -> None:
     for row in rows:
         row["network_bytes"] = round(10 * row["time_s"] + 10 * min(row["time_s"], 2))
     newer = recorded(tmp_path, rows)
-    goal = measure("bytes to test_accuracy=0.05")
-    assert measure("time_s to test_accuracy=0.05").of(newer) == 1.0
+    goal = quantity("bytes to test_accuracy=0.05")
+    assert quantity("time_s to test_accuracy=0.05").of(newer) == 1.0
     assert (goal.of(newer), goal.of(older)) == (20.0, 10.0)  # node 0 has sent 10 bytes, but no row says so
-    assert measure("test_accuracy at bytes=39").of(newer) == pytest.approx(0.05)
-    assert measure("test_accuracy at bytes=40").of(newer) == pytest.approx(0.1)
+    assert quantity("test_accuracy at bytes=39").of(newer) == pytest.approx(0.05)
+    assert quantity("test_accuracy at bytes=40").of(newer) == pytest.approx(0.1)
     notes = compare([Group("a", (older,))], [goal]).notes  # it has no totals either
     assert "Bytes are those on record: at least so many were sent." in notes
 
@@ -536,7 +537,7 @@ def test_distances_of_equal_rounds_have_no_place_on_a_time_axis(tmp_path: Path) 
         {"metrics": ["consensus_distance"], "budgets": ["time_s=2"]},
     ):
         with pytest.raises(BadInput, match=r"--(time-to|budget) consensus_distance: .*evaluation.every_s"):
-            measures([run], **option)
+            quantities([run], **option)
     pytest.importorskip("matplotlib")
     curve_figure([run], "consensus_distance", "round")
     with pytest.raises(BadInput, match=r"consensus_distance over bytes: .*evaluation.every_s"):
@@ -640,18 +641,18 @@ def test_straggler_does_not_double_the_time_to_a_level(gossip: dict[str, Run]) -
     right = {0.2: by_hand(each, 0.2), 0.4: by_hand(each, 0.4)}
     assert [time_s for time_s, _ in right.values()] == pytest.approx([2.1, 4.0], abs=0.01)
     for level, (time_s, sent) in right.items():
-        to = measure(f"time_s to test_accuracy={level}")
+        to = quantity(f"time_s to test_accuracy={level}")
         assert to.of(each) == time_s
-        assert measure(f"bytes to test_accuracy={level}").of(each) >= sent  # type: ignore[operator]
+        assert quantity(f"bytes to test_accuracy={level}").of(each) >= sent  # type: ignore[operator]
         for other in (tenth, grid):  # evaluated less often: later, by no more than the resolution
             assert 0 <= to.of(other) - time_s <= resolution(other, to.name)[0]  # type: ignore[operator]
-    assert [measure(f"time_s to test_accuracy={level}").of(tenth) for level in right] == pytest.approx(
+    assert [quantity(f"time_s to test_accuracy={level}").of(tenth) for level in right] == pytest.approx(
         [3, 10], abs=0.01
     )
     assert resolution(tenth, "time_s to test_accuracy=0.4") == (pytest.approx(10.0, abs=0.01), 0)
     assert resolution(each, "time_s to test_accuracy=0.4") == (0.0, None)
     for way in gossip.values():
-        assert measure("test_accuracy at time_s=10").of(way) == pytest.approx(0.4073, abs=5e-4)
+        assert quantity("test_accuracy at time_s=10").of(way) == pytest.approx(0.4073, abs=5e-4)
 
 
 @pytest.mark.timeout(600)
@@ -668,6 +669,6 @@ def test_target_ends_the_run_at_the_time_to_the_level(gossip: dict[str, Run], tm
     for name, evaluation in (("each", {"every_rounds": 1}), ("tenth", {"every_rounds": 10})):
         stop = {"rounds": 50, "target": target}
         ended = run(Experiment.of({**GOSSIP, "evaluation": evaluation, "stop": stop}), tmp_path)
-        time_s = measure("time_s to test_accuracy=0.2").of(gossip[name])
+        time_s = quantity("time_s to test_accuracy=0.2").of(gossip[name])
         assert final_summary(ended).time_s == time_s
-        assert measure("time_s to test_accuracy=0.2").of(ended) == time_s
+        assert quantity("time_s to test_accuracy=0.2").of(ended) == time_s

@@ -9,19 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gossamer.results.finals import final, final_summary
 from gossamer.results.folder import RunFolder
 from gossamer.results.formatting import value_text
 from gossamer.results.run import Run
-from gossamer.results.tidy import (
-    ASYNCHRONY,
-    at_level,
-    final,
-    final_summary,
-    lower_is_better,
-    main_metric,
-    metric_names,
-    points,
-)
+from gossamer.results.tidy import ASYNCHRONY, at_level, lower_is_better, main_metric, metric_names, points
 from synthetic_run import summary
 
 

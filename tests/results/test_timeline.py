@@ -8,9 +8,9 @@ import pytest
 
 from gossamer.errors import BadInput
 from gossamer.results import plots as module
+from gossamer.results.closing import compact
 from gossamer.results.folder import RunFolder
 from gossamer.results.plots import timeline_data
-from gossamer.results.recorder import compact
 from gossamer.results.run import Run
 from synthetic_run import timed
 

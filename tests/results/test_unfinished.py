@@ -12,14 +12,14 @@ import polars as pl
 import pytest
 from scipy.stats import t
 
-from gossamer.results.comparison import compare, measure
+from gossamer.results.comparison import compare, quantity
 from gossamer.results.groups import Group, find_baseline, group_curve, groups, labels
 from gossamer.results.plots import curve_figure
 from gossamer.results.report import page_data, render, write_comparison
 from gossamer.results.run import Run
 from synthetic_run import timed
 
-ACCURACY = measure("test_accuracy")
+ACCURACY = quantity("test_accuracy")
 
 
 def ended(out: Path, seed: int, value: float, status: str = "done", **settings: Any) -> Run:
@@ -71,7 +71,7 @@ def test_option_counts_unfinished_runs(tmp_path: Path) -> None:
 def test_reached_levels_are_told_from_unfinished_runs(tmp_path: Path) -> None:
     runs = [ended(tmp_path, seed, value) for seed, value in ((1, 0.9), (2, 0.3), (3, 0.8))]
     runs.append(ended(tmp_path, 4, 0.9, "stopped"))
-    [(_, _, [line])] = compare(groups(runs), [measure("time_s to test_accuracy=0.5")]).tables()
+    [(_, _, [line])] = compare(groups(runs), [quantity("time_s to test_accuracy=0.5")]).tables()
     assert line == ["timed", "3/4", "3", "2 of 3 reached it"]
 
 
@@ -82,7 +82,7 @@ def test_few_seeds_print_their_values(tmp_path: Path) -> None:
         return Group(name, tuple(runs))
 
     pair = [two("a", 0.412, 0.435), two("b", 0.512, 0.385)]
-    table = compare(pair, [ACCURACY, measure("time_s to test_accuracy=0.3")], find_baseline("a", pair))
+    table = compare(pair, [ACCURACY, quantity("time_s to test_accuracy=0.3")], find_baseline("a", pair))
     (_, _, finals), (_, _, times) = table.tables()
     assert finals[1] == ["b", "2/2", "2", "2", "51.2, 38.5 %", "+10.0, -5.0 points"]
     assert times[1][-1] == "1.00, 1.00"  # the ratio of each seed
@@ -132,7 +132,7 @@ def test_values_over_some_nodes_and_early_rounds_say_so(tmp_path: Path) -> None:
     run.__dict__["metrics"] = rows
     assert run.summary["test accuracy"] == "0.6000, std 0.1000 over 2 of 3 nodes"
     assert run.summary["probe accuracy"] == "0.4000, std 0.1000 over 2 of 3 nodes, round 1"
-    table = compare([Group("a", (run,))], [measure("probe_accuracy"), ACCURACY])
+    table = compare([Group("a", (run,))], [quantity("probe_accuracy"), ACCURACY])
     [(_, _, [line])] = table.tables()
     assert line[-2:] == ["40 % at round 1", "60 %"]
     assert "Values are means over 2 of 3 nodes." in table.notes

@@ -11,12 +11,12 @@ import pytest
 from scipy.stats import t
 
 from gossamer import BadInput
-from gossamer.results.comparison import compare, measure
+from gossamer.results.comparison import compare, quantity
 from gossamer.results.groups import Baseline, Group, find_baseline
 from gossamer.results.run import Run
 from synthetic_run import timed
 
-ACCURACY = measure("test_accuracy")
+ACCURACY = quantity("test_accuracy")
 
 
 def cell(out: Path, values: Mapping[int, float], **labels: Any) -> Group:
@@ -156,7 +156,7 @@ def test_differences_that_are_rounding_errors_are_ties(tmp_path: Path) -> None:
         return Group(name, tuple(runs))
 
     groups = [ends("a", 0.0), ends("b", 2e-16), ends("c", 1e-9)]
-    table = compare(groups, [measure("time_s to test_accuracy=0.5")], find_baseline("a", groups))
+    table = compare(groups, [quantity("time_s to test_accuracy=0.5")], find_baseline("a", groups))
     _, same, later = table.rows.rows(named=True)
     assert (same["difference"], same["difference_half"]) == (0.0, 0.0)
     assert (same["ratio"], same["ratio_half"]) == (1.0, 0.0)

@@ -32,7 +32,7 @@ def test_effect_of_a_fault(what: str, effects: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("state", ["away", "going"])
 @pytest.mark.parametrize("again", ["crash", "leave"])
 def test_new_absence_calls_off_a_restart(state: life.State, again: str) -> None:
-    presence = life.Presence(range(3))
+    presence = life.Membership(range(3))
     presence.take(FaultEvent(1.0, "return", 1, "initial"), state)
     presence.take(FaultEvent(2.0, "return", 2), state)
     assert presence.restarts == {1: "initial", 2: "checkpoint"}
@@ -58,7 +58,7 @@ def test_earliest_round(gathers: bool, joins: bool, restarted: bool, first: int)
 
 
 def test_run_without_nodes_fails_with_the_reasons() -> None:
-    presence, queue = life.Presence([0]), FaultEventQueue(iter([FaultInterval(1.0, 2.0, "crash", 1)]))
+    presence, queue = life.Membership([0]), FaultEventQueue(iter([FaultInterval(1.0, 2.0, "crash", 1)]))
     presence.keep_away(1, "node 1 has not joined yet")
     assert presence.nobody(queue) is None  # node 0 is up
     presence.up.clear()

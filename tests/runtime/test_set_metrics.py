@@ -23,16 +23,17 @@ from gossamer import Algorithm, BadInput, Experiment, Node, Run, RunFailed, Task
 from gossamer.learning.evaluate import Evaluator
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
-from gossamer.learning.trial import tried_measures
+from gossamer.learning.trial import tried_metrics
 from gossamer.messages.tags import Model
 from gossamer.results import comparison
 from gossamer.results.animation import write_animation
+from gossamer.results.finals import final
 from gossamer.results.folder import RunFolder
 from gossamer.results.groups import groups
-from gossamer.results.recorder import read_metrics
+from gossamer.results.reading import read_metrics
 from gossamer.results.report import page_data, render
 from gossamer.results.spread import spread
-from gossamer.results.tidy import comparison_metrics, final, finite, lower_is_better, metric_names
+from gossamer.results.tidy import comparison_metrics, finite, lower_is_better, metric_names
 from gossamer.runtime import memory
 from gossamer.runtime.setup import prepare
 from gossamer.tasks import ClassAccuracy, Confusion, MacroF1, OverSet, accuracy
@@ -215,7 +216,7 @@ def test_many_models_are_measured_as_each_alone() -> None:
     vectors = [torch.randn(12, generator=torch.Generator().manual_seed(seed)) for seed in range(9)]
     models = [Model(rows.store(vector), torch.empty(0)) for vector in vectors]
     messages: list[str] = []
-    together = Evaluator(given, 1, workers=workers, say=messages.append, rows=rows).test_each(models)
+    together = Evaluator(given, 1, threads=workers, say=messages.append, rows=rows).test_each(models)
     workers.close()
     for model, values in zip(models, together, strict=True):
         module = given.model()
@@ -229,16 +230,16 @@ def test_many_models_are_measured_as_each_alone() -> None:
 def test_models_and_outputs_that_are_not_finite_have_no_values(value: float) -> None:
     """scikit-learn and torchmetrics refuse NaN, which must not end a run. Finite parameters may have infinite outputs."""
     given = task()
-    measures, _ = tried_measures(given, 1, None)
+    metrics, _ = tried_metrics(given, 1, None)
     model = Model(torch.full((12,), value), torch.empty(0))
-    [values] = Evaluator(given, 1, measures=measures).columns_each([model])
+    [values] = Evaluator(given, 1, metrics=metrics).columns_each([model])
     assert isinstance(values, dict)
     assert set(values) == {
-        f"test_{column}" for column in (*measures.numbers(), "confusion", "recall_of", "cm")
+        f"test_{column}" for column in (*metrics.numbers(), "confusion", "recall_of", "cm")
     }
     assert math.isnan(values["test_auc"])
     if value != 3e38:
-        assert all(math.isnan(values[f"test_{name}"]) for name in measures.numbers())
+        assert all(math.isnan(values[f"test_{name}"]) for name in metrics.numbers())
         assert values["test_confusion"] is None
 
 
@@ -321,14 +322,14 @@ def test_a_target_is_a_column_of_numbers(tmp_path: Path) -> None:
 
 def test_comparisons_of_one_class(runs: dict[str, Run]) -> None:
     alike = groups(list(runs.values()))
-    chosen = comparison.measures(list(runs.values()), ["test_accuracy_loss"])
+    chosen = comparison.quantities(list(runs.values()), ["test_accuracy_loss"])
     rows = finite(comparison.compare(alike, chosen).rows).to_dicts()
     means = [
         run.metrics.filter(pl.col("node") >= 0, round=2)["test_accuracy_loss"].mean() for run in runs.values()
     ]
     assert [row["mean"] for row in rows] == pytest.approx(means)
     assert [measure.unit for measure in chosen] == ["share"]
-    [_, by_time] = comparison.measures(list(runs.values()), ["test_loss"], ["test_accuracy_loss=0.25"])[-2:]
+    [_, by_time] = comparison.quantities(list(runs.values()), ["test_loss"], ["test_accuracy_loss=0.25"])[-2:]
     assert "≥ 25 %" in by_time.table
     assert json.loads(json.dumps(rows)) == rows
 
@@ -337,7 +338,7 @@ def test_a_column_of_lists_is_no_metric_to_compare(runs: dict[str, Run]) -> None
     with pytest.raises(
         BadInput, match="^--metrics test_confusion: its values are lists; accepted: .*test_accuracy"
     ):
-        comparison.measures([runs["simulate"]], ["test_confusion"])
+        comparison.quantities([runs["simulate"]], ["test_confusion"])
 
 
 def test_lists_that_are_not_alike_become_text(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from gossamer.progress import on_live_terminal
 from gossamer.results.folder import RunFolder
 from gossamer.results.segment import Segment
 from gossamer.runtime.recording import NETWORK
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.display import SweepLines, _LiveTable, _Row, watching_sweep
 from gossamer.sweep.execute import Counts
 from gossamer.sweep.pool import LocalPool
-from gossamer.sweep.sweep import Planned
-from gossamer.sweep.table import State
+from gossamer.sweep.table import RunState
 
 
 def test_piped_lines_have_first_metric_and_survive_closed_pipe(
@@ -29,7 +29,7 @@ def test_piped_lines_have_first_metric_and_survive_closed_pipe(
 ) -> None:
     sweep = make_sweep(tmp_path)
     lines = SweepLines()
-    lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "test loss 0.5000")
+    lines.ended(sweep.planned[0], RunState("done"), Counts(1, done=1), "test loss 0.5000")
     assert capsys.readouterr().err == f"1/1  {sweep.planned[0].title}: done  test loss 0.5000\n"
 
     class Closed(io.StringIO):
@@ -37,7 +37,7 @@ def test_piped_lines_have_first_metric_and_survive_closed_pipe(
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    lines.ended(sweep.planned[0], State("done"), Counts(1, done=1), "")
+    lines.ended(sweep.planned[0], RunState("done"), Counts(1, done=1), "")
 
 
 def test_remaining_time_counts_runs_under_way(
@@ -49,7 +49,7 @@ def test_remaining_time_counts_runs_under_way(
     # One at a time, 60 s each: 3 are left. Four at a time, 30 s each: after 60 s, 8 of 16 are done and, on average, 3 others
     # half done; 6.5 are left at 9.5 a minute.
     for counts, left in ((Counts(4, done=1, running=1), "3.0 min"), (Counts(16, done=8, running=4), "41 s")):
-        lines.ended(planned, State("done"), counts, "")
+        lines.ended(planned, RunState("done"), counts, "")
         assert capsys.readouterr().err.endswith(f"  about {left} left\n")
 
 
@@ -102,7 +102,7 @@ def test_live_table_shows_newest_evaluation_of_running_runs(
         assert "round 1/2  test loss 1.5000" in rows()[1]
         with begun(first):  # a second attempt, after the executor lost the first
             assert "round 1/2" in rows()[1]
-        table.ended(first, State("failed", "no space"), Counts(2, failed=1), "")
+        table.ended(first, RunState("failed", "no space"), Counts(2, failed=1), "")
         assert f"1/2  {first.title}: failed: no space" in shown.getvalue()
         assert len(rows()) == 1
 

@@ -18,9 +18,9 @@ import torch
 from sweeps import TINY, make_sweep, run_here, workers
 
 from gossamer import BadInput, Experiment, Sweep, load_run, run, run_sweep
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import Counts, SweepObserver, SweepOutcome, jobs_for
-from gossamer.sweep.sweep import Planned
-from gossamer.sweep.table import State, states
+from gossamer.sweep.table import RunState, states
 
 
 def statuses(sweep: Sweep) -> list[str]:
@@ -273,7 +273,7 @@ def test_signal_between_runs_stops_the_sweep(tmp_path: Path) -> None:
         def say(self, text: str) -> None:
             said.append(text)
 
-        def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+        def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
             if counts.done == 1:
                 os.kill(os.getpid(), signal.SIGINT)
 
@@ -347,7 +347,7 @@ def test_uncancellable_calls_see_that_the_sweep_was_stopped(tmp_path: Path) -> N
             elif [*sweep.folder.glob(".stopped-*")]:
                 executor.carry_out()
 
-        def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+        def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
             raise AssertionError("none has begun")
 
         def say(self, text: str) -> None:

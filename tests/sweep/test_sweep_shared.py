@@ -15,11 +15,11 @@ import gossamer
 from command_line import Cli
 from forked import FORKER
 from gossamer import BadInput, Sweep, load_run
-from gossamer.sweep import claims, execute, table
-from gossamer.sweep.claims import Claim, Watch
+from gossamer.sweep import execute, run_claims, table
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import Counts, SweepObserver
-from gossamer.sweep.sweep import Planned
-from gossamer.sweep.table import State, states, write_results
+from gossamer.sweep.run_claims import RunClaim, Watch
+from gossamer.sweep.table import RunState, states, write_results
 
 
 def statuses(sweep: Sweep) -> list[str]:
@@ -57,7 +57,7 @@ class Says(SweepObserver):
         if text.startswith("waits") and callable(self.then):
             self.then()
 
-    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+    def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
         self.ends.append((planned.title, state.status, value))
 
 
@@ -91,7 +91,7 @@ def test_processes_share_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_run_of_a_living_process_is_waited_for(tmp_path: Path) -> None:
     sweep = make_sweep(tmp_path, seeds=2)
     first = sweep.planned[0]
-    claim = Claim.take(sweep.folder / first.run, "another-machine:1")
+    claim = RunClaim.take(sweep.folder / first.run, "another-machine:1")
     assert claim is not None
     assert statuses(sweep) == ["running", "pending"]
 
@@ -111,7 +111,7 @@ def test_run_of_a_living_process_is_waited_for(tmp_path: Path) -> None:
 def test_end_of_another_process_counts_unless_it_was_stopped(tmp_path: Path, status: str) -> None:
     sweep = make_sweep(tmp_path)
     [planned] = sweep.planned
-    claim = Claim.take(sweep.folder / planned.run, "another-machine:1")
+    claim = RunClaim.take(sweep.folder / planned.run, "another-machine:1")
     assert claim is not None
 
     def end() -> None:
@@ -134,10 +134,10 @@ def test_run_of_a_dead_process_is_taken_over(tmp_path: Path, monkeypatch: pytest
     folder = sweep.folder / sweep.planned[0].run
     folder.mkdir(parents=True)
     (folder / ".claim-1").write_text("000000000007 0123456789abcdef another-machine:1 another-machine:1\n")
-    clock = partial(next, count(0.0, claims.LOOK_S))
+    clock = partial(next, count(0.0, run_claims.LOOK_S))
     monkeypatch.setattr(execute, "Watch", lambda: Watch(clock))
     assert run_here(sweep).counts == Counts(2, done=2)
-    assert clock() > claims.DEAD_S
+    assert clock() > run_claims.DEAD_S
     check_done_once(sweep)
 
 
@@ -145,10 +145,10 @@ def test_lost_run_is_left_to_its_new_owner(tmp_path: Path, monkeypatch: pytest.M
     """A process that was suspended goes on with a run that another one has taken over meanwhile."""
     sweep = make_sweep(tmp_path, base={"stop": {"rounds": 10**6}, "evaluation": {"every_rounds": 10**6}})
     [planned] = sweep.planned
-    folder, taken = sweep.folder / planned.run, Claim.take
-    later: list[Claim] = []
+    folder, taken = sweep.folder / planned.run, RunClaim.take
+    later: list[RunClaim] = []
 
-    def take(folder: Path, owner: str, after: int = 0) -> Claim | None:
+    def take(folder: Path, owner: str, after: int = 0) -> RunClaim | None:
         if (claim := taken(folder, owner, after)) is not None and not later:
             other = taken(folder, "another-machine:1", 1)
             assert other is not None
@@ -164,7 +164,7 @@ def test_lost_run_is_left_to_its_new_owner(tmp_path: Path, monkeypatch: pytest.M
             short = planned.experiment.override(stop={"rounds": 2})
             gossamer.run(short, sweep.folder, name=planned.run)
 
-    monkeypatch.setattr(Claim, "take", take)
+    monkeypatch.setattr(RunClaim, "take", take)
     assert run_here(sweep, observer=Says(finish)).counts == Counts(1, done=1)
     assert [load_run(path.parent).status for path in sorted(folder.glob("*/status.json"))] == [
         "stopped",

@@ -13,8 +13,9 @@ from sweeps import make_sweep
 
 from command_line import Cli
 from gossamer import BadInput, Sweep, load_run, load_runs
+from gossamer.results.finals import final_summary
 from gossamer.results.folder import RunFolder
-from gossamer.results.tidy import ASYNCHRONY, final_summary
+from gossamer.results.tidy import ASYNCHRONY
 from gossamer.sweep.table import compared, metric_columns, states, summary, write_state
 
 

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name
 from torch import nn
 
 from gossamer import Algorithm, BadInput, Experiment, Sweep, Task, run, run_sweep
-from gossamer.results.tidy import final_summary, metric_names
+from gossamer.results.finals import final_summary
+from gossamer.results.tidy import metric_names
 from gossamer.tasks import accuracy
 from synthetic_run import summary
 

@@ -93,7 +93,7 @@ def test_random_patch_shifts_labels_and_sets_every_channel():
         Digits().load(None, 1), train=(x, y), tests={"test": (x[:8], y[:8])}, classes=["a", "b", "c", "d"]
     )
     poison = Patch(at={"rank": 0}, corner="random", labels="shift", value=(5.0, 0.0, -1.0), size=2)
-    poison = poison.settled(task, load)
+    poison = poison.for_task(task, load)
     patched, labels = poison.transform(x.clone(), y, rng)
     assert torch.equal(labels, (y + 1) % 4)
     changed = (patched != x).numpy()
@@ -144,7 +144,7 @@ def test_tint_scales_brightness_above_black():
     task = replace(
         Digits().load(None, 1), train=(x, y), tests={"test": (x[:8], y[:8])}, classes=["a", "b", "c", "d"]
     )
-    poison = Tint(at={"rank": 0}, factors=(1.0, 0.0, 0.5)).settled(task, load)
+    poison = Tint(at={"rank": 0}, factors=(1.0, 0.0, 0.5)).for_task(task, load)
     red, green, blue = poison.transform(x.clone(), y, rng)[0].numpy().transpose(1, 0, 2, 3)
     black = x.numpy().min((0, 2, 3))
     assert np.allclose(red, x[:, 0], atol=1e-6)

@@ -15,7 +15,7 @@ from gossamer import BadInput
 from gossamer.config.registry import build
 from gossamer.tasks import Task, load_task
 from gossamer.tasks import summary as module
-from gossamer.tasks.summary import Shared, compare, summary
+from gossamer.tasks.summary import Shared, shared_samples, summary
 
 
 def pair(inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
@@ -43,10 +43,12 @@ def test_shared_samples_are_counted_as_by_sets_of_bytes(dtype: str, shape: tuple
     known = {(row.tobytes(), int(target)) for row, target in zip(x, y, strict=True)}
     expected = sum((row.tobytes(), int(target)) in known for row, target in zip(u, v, strict=True))
     assert expected >= 9
-    assert compare(pair(x, y), pair(u, v)) == Shared(expected, 40, 50)
+    assert shared_samples(pair(x, y), pair(u, v)) == Shared(expected, 40, 50)
     inputs = {"x": torch.as_tensor(x), "twice": torch.as_tensor(x)}
     others = {"x": torch.as_tensor(u), "twice": torch.as_tensor(u)}
-    assert compare((inputs, torch.as_tensor(y)), (others, torch.as_tensor(v))) == Shared(expected, 40, 50)
+    assert shared_samples((inputs, torch.as_tensor(y)), (others, torch.as_tensor(v))) == Shared(
+        expected, 40, 50
+    )
 
 
 def test_samples_that_differ_in_one_value_only_are_not_shared() -> None:
@@ -55,9 +57,9 @@ def test_samples_that_differ_in_one_value_only_are_not_shared() -> None:
     other = x.clone()
     other[:, 7] = torch.tensor([0.0, 1.0, 2.0, 3.0])
     targets = torch.zeros(4)
-    assert compare((x, targets), (other, targets)) == Shared(1, 4, 4)
+    assert shared_samples((x, targets), (other, targets)) == Shared(1, 4, 4)
     turned = torch.zeros(1000, 4).T  # with other strides
-    assert compare((turned, targets), (other, targets)) == Shared(1, 4, 4)
+    assert shared_samples((turned, targets), (other, targets)) == Shared(1, 4, 4)
 
 
 def test_large_sets_are_compared_in_part_and_the_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,15 +67,16 @@ def test_large_sets_are_compared_in_part_and_the_line_says_so(monkeypatch: pytes
     for name, value in (("MOST_ROWS", 100), ("MOST_BYTES", 1600)):  # 16 bytes a sample
         with monkeypatch.context() as patch:
             patch.setattr(module, name, value)
-            assert compare((x, y), (x[:50], y[:50])) == Shared(5, 50, 100)  # of 0, 10, 20, 30, 40, 50, ...
+            # of 0, 10, 20, 30, 40, 50, ...
+            assert shared_samples((x, y), (x[:50], y[:50])) == Shared(5, 50, 100)
             text = summary(own((x, y), (x, y)))["line"]
             assert "100 of 100 compared test samples are in 100 compared training samples" in text
 
 
 def test_tensors_of_other_types_are_not_compared() -> None:
     x, y = torch.zeros(5, 2), torch.zeros(5)
-    assert compare((x, y), (x.double(), y)) is None
-    assert compare((x.to_sparse(), y), (x.to_sparse(), y)) is None
+    assert shared_samples((x, y), (x.double(), y)) is None
+    assert shared_samples((x.to_sparse(), y), (x.to_sparse(), y)) is None
 
 
 def test_own_tasks_are_described_by_their_tensors() -> None:
@@ -96,11 +99,11 @@ def test_own_tasks_are_described_by_their_tensors() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.complex64])
 def test_rare_types_and_empty_inputs_are_compared(dtype: torch.dtype) -> None:
     x, y = torch.arange(12.0).reshape(4, 3).to(dtype), torch.zeros(4)
-    assert compare((x, y), (x[:2], y[:2])) == Shared(2, 2, 4)
-    assert compare(
+    assert shared_samples((x, y), (x[:2], y[:2])) == Shared(2, 2, 4)
+    assert shared_samples(
         ({"x": x, "none": torch.zeros(4, 0)}, y), ({"x": x, "none": torch.zeros(4, 0)}, y)
     ) == Shared(4, 4, 4)
-    assert compare((x.clone().requires_grad_(), y), (x, y)) == Shared(4, 4, 4)
+    assert shared_samples((x.clone().requires_grad_(), y), (x, y)) == Shared(4, 4, 4)
 
 
 @pytest.mark.usefixtures("shapes_unchecked")

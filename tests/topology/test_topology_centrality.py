@@ -14,7 +14,7 @@ import gossamer
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.topology import TopologySchedule
-from gossamer.topology.measures import influence, sparse_matrix, spectral_gap
+from gossamer.topology.mixing_matrix import influence, sparse_matrix, spectral_gap
 
 NODES = 14
 GRAPHS: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Traffic
 from gossamer.randomness import generator
-from gossamer.topology import Cyclon, Sampler, TopologySchedule
+from gossamer.topology import Cyclon, CyclonSampler, TopologySchedule
 from gossamer.topology.cyclon import TAG
 
 SEED = 5
@@ -34,12 +34,12 @@ class Overlay:
         self.dead: set[int] = set()
         self.lost: set[int] = set()
         self.lose: Callable[[], bool] = lambda: False
-        self.samplers: list[Sampler] = []
+        self.samplers: list[CyclonSampler] = []
         self._in_flight: deque[tuple[int, Message]] = deque()
         for rank in range(nodes):
             node = SimpleNamespace(rank=rank, size=nodes, state={})
             sampler = schedule.sampler(node, self._host(rank))
-            assert sampler is not None
+            assert isinstance(sampler, CyclonSampler)
             self.samplers.append(sampler)
 
     def _host(self, source: int) -> Any:

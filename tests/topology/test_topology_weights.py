@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gossamer.config.registry import build
 from gossamer.errors import BadInput
 from gossamer.topology import TopologySchedule
-from gossamer.topology.measures import sparse_matrix
+from gossamer.topology.mixing_matrix import sparse_matrix
 
 
 def schedule(spec: Any, nodes: int, seed: int = 1, samples: list[int] | None = None) -> TopologySchedule:

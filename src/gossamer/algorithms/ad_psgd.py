@@ -14,7 +14,7 @@ from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model
-from gossamer.node import Node, PeerLost, Setting
+from gossamer.node import CheckContext, Node, PeerLost
 from gossamer.topology import Graph, Mixing, TopologySchedule
 
 
@@ -62,8 +62,8 @@ class ADPSGD(Algorithm):
             links=_links,
         )
 
-    def check(self, setting: Setting) -> None:
-        topology = setting.topology
+    def check(self, context: CheckContext) -> None:
+        topology = context.topology
         if topology.sampled:
             return
         graph = topology.graph(0)

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from gossamer.config.registry import Component
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing, TopologySchedule
 
 LocalSteps = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -50,8 +50,8 @@ class Algorithm(Component):
     async def run(self, node: Node) -> None:
         """Run the protocol of one node until the stop rule ends ``node.rounds()``."""
 
-    def check(self, setting: Setting) -> None:
-        """Refuse a setting that the algorithm can't be used with, before any work starts: raise BadInput with
+    def check(self, context: CheckContext) -> None:
+        """Refuse an experiment for which the algorithm can't be used, before any work starts: raise BadInput with
         the field, its value and what is accepted. The default accepts everything."""
 
     def mixing(self) -> Mixing | None:

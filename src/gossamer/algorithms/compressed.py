@@ -22,7 +22,7 @@ from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
 from gossamer.messages.tags import Model, dense
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing, TopologySchedule
 from gossamer.topology.mixing import damped
 
@@ -44,8 +44,8 @@ class _Compressed(Algorithm):
             row=damped(self.gamma),
         )
 
-    def check(self, setting: Setting) -> None:
-        check_doubly_stochastic(setting.topology, self.name_of())
+    def check(self, context: CheckContext) -> None:
+        check_doubly_stochastic(context.topology, self.name_of())
 
     def unencoded(self, topology: TopologySchedule) -> str:
         replicas = self.needs_every_message and not topology.static
@@ -152,9 +152,9 @@ class BEER(_Compressed):
     def ends_with_steps(self) -> bool:
         return True
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        optimizer = setting.optimizer
+    def check(self, context: CheckContext) -> None:
+        super().check(context)
+        optimizer = context.optimizer
         if optimizer != SGD(lr=optimizer.lr, schedule=optimizer.schedule):
             accepted = "sgd with lr and schedule alone"
             raise BadInput(f"optimizer: other than plain sgd, for beer; accepted: {accepted}")

@@ -18,7 +18,7 @@ from gossamer.config.ranges import Decay
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.optimizer import SGD
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import BY_TOPOLOGY, Mixing, TopologySchedule
 from gossamer.topology.mixing import damped
 
@@ -55,11 +55,11 @@ class D2(Algorithm):
             return BY_TOPOLOGY
         return Mixing(weights="(W + I) / 2, with W of topology.weights", row=damped(1 / 2))
 
-    def check(self, setting: Setting) -> None:
-        topology = setting.topology
+    def check(self, context: CheckContext) -> None:
+        topology = context.topology
         if not topology.static:
             return
-        from gossamer.topology.measures import smallest_eigenvalue, sparse_matrix  # imports scipy
+        from gossamer.topology.mixing_matrix import smallest_eigenvalue, sparse_matrix  # imports scipy
 
         check_symmetric(topology, self.name_of())
         lowest = smallest_eigenvalue(sparse_matrix(topology, 0))
@@ -91,7 +91,7 @@ def check_symmetric(topology: TopologySchedule, algorithm: str) -> None:
     """Refuse a static topology with weights that differ between the ends of a link."""
     if not topology.static:
         return
-    from gossamer.topology.measures import sparse_matrix
+    from gossamer.topology.mixing_matrix import sparse_matrix
 
     W = sparse_matrix(topology, 0)
     if abs(W - W.T).max() > 1e-6:
@@ -103,7 +103,7 @@ def check_doubly_stochastic(topology: TopologySchedule, algorithm: str) -> None:
     checked."""
     if not topology.static:
         return
-    from gossamer.topology.measures import sparse_matrix
+    from gossamer.topology.mixing_matrix import sparse_matrix
 
     errors = abs(sparse_matrix(topology, 0).sum(axis=0) - 1)
     if errors.max() > 1e-6:
@@ -152,8 +152,8 @@ class GradientTracking(Algorithm):
     def mixing(self) -> Mixing:
         return BY_TOPOLOGY
 
-    def check(self, setting: Setting) -> None:
-        check_doubly_stochastic(setting.topology, self.name_of())
+    def check(self, context: CheckContext) -> None:
+        check_doubly_stochastic(context.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
         async for r in node.rounds():
@@ -203,12 +203,12 @@ class QuasiGlobalMomentum(Algorithm):
     def mixing(self) -> Mixing:
         return BY_TOPOLOGY
 
-    def check(self, setting: Setting) -> None:
-        if not isinstance(setting.optimizer, SGD):
-            raise BadInput(f"optimizer.name: {setting.optimizer.name_of()} for qg-momentum; accepted: sgd")
-        if momentum := setting.optimizer.momentum:
+    def check(self, context: CheckContext) -> None:
+        if not isinstance(context.optimizer, SGD):
+            raise BadInput(f"optimizer.name: {context.optimizer.name_of()} for qg-momentum; accepted: sgd")
+        if momentum := context.optimizer.momentum:
             raise BadInput(f"optimizer.momentum: {momentum:g} for qg-momentum; accepted: 0 (algorithm.beta)")
-        check_doubly_stochastic(setting.topology, self.name_of())
+        check_doubly_stochastic(context.topology, self.name_of())
 
     async def run(self, node: Node) -> None:
         node.state.setdefault("momentum", torch.zeros_like(node.parameters))

@@ -29,7 +29,7 @@ from gossamer.config.experiment import MAX_NODES
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model, Sending
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing, TopologySchedule
 
 
@@ -71,8 +71,8 @@ class DivShare(Algorithm):
     queue: Literal["drop", "keep"] = "drop"
     backlog: int | None = Field(default=None, ge=1)
 
-    def check(self, setting: Setting) -> None:
-        nodes, topology = setting.nodes, setting.topology
+    def check(self, context: CheckContext) -> None:
+        nodes, topology = context.nodes, context.topology
         if (J := self.recipients) is not None and nodes <= J:
             accepted = f"1 to {nodes - 1}, or null" if nodes > 1 else "null"
             raise BadInput(f"algorithm.recipients: {J} for {nodes} nodes; accepted: {accepted}")
@@ -264,8 +264,8 @@ class SwiftArtifact(Algorithm):
     def mixing(self) -> Mixing:
         return self._divshare().mixing()
 
-    def check(self, setting: Setting) -> None:
-        self._divshare().check(setting)
+    def check(self, context: CheckContext) -> None:
+        self._divshare().check(context)
 
     def reaches_all(self) -> bool:
         return True
@@ -307,9 +307,9 @@ class ADPSGDArtifact(Algorithm):
             links=None,
         )
 
-    def check(self, setting: Setting) -> None:
-        if setting.nodes < 2:
-            raise BadInput(f"nodes: {setting.nodes} for ad-psgd-artifact; accepted: at least 2")
+    def check(self, context: CheckContext) -> None:
+        if context.nodes < 2:
+            raise BadInput(f"nodes: {context.nodes} for ad-psgd-artifact; accepted: at least 2")
 
     def reaches_all(self) -> bool:
         return True

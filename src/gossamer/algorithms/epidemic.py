@@ -18,7 +18,7 @@ from pydantic import Field
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Graph, Mixing, random_regular
 
 _PLAIN_MEAN = "the plain mean of its own model and those received"
@@ -36,8 +36,8 @@ class Epidemic(Algorithm):
     degree: int = Field(default=7, ge=1)
     local_steps: LocalSteps = 1
 
-    def check(self, setting: Setting) -> None:
-        nodes = setting.nodes
+    def check(self, context: CheckContext) -> None:
+        nodes = context.nodes
         if nodes < 2:
             raise BadInput(f"nodes: {nodes} for {self.name_of()}; accepted: at least 2")
         if self.degree >= nodes:
@@ -68,10 +68,10 @@ class EpidemicOracle(Epidemic):
     def mixing(self) -> Mixing:
         return Mixing(graph="a new random regular graph in every round", weights=_PLAIN_MEAN, links=None)
 
-    def check(self, setting: Setting) -> None:
-        super().check(setting)
-        if self.degree * setting.nodes % 2:
-            problem = f"{self.degree} for {setting.nodes} nodes"
+    def check(self, context: CheckContext) -> None:
+        super().check(context)
+        if self.degree * context.nodes % 2:
+            problem = f"{self.degree} for {context.nodes} nodes"
             raise BadInput(f"algorithm.degree: {problem}; accepted: an even degree")
 
     def _draw(self, seed: int, node: Node) -> tuple[Sequence[int], Sequence[int]]:

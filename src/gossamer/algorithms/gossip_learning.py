@@ -16,7 +16,7 @@ from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Model, Sending
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing
 
 _GRAPH = "the topology, to one random neighbour at a time"
@@ -130,8 +130,8 @@ class GossipLearningOnReceipt(_Gossip):
     create: Literal["rw", "mu", "um"] = "mu"
     period_s: PositiveSeconds = 1.0
 
-    def check(self, setting: Setting) -> None:
-        if setting.nodes == 1:
+    def check(self, context: CheckContext) -> None:
+        if context.nodes == 1:
             problem = "1 for gossip-learning-on-receipt, whose nodes train only what they receive"
             raise BadInput(f"nodes: {problem}; accepted: at least 2")
 

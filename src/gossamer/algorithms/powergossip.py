@@ -31,7 +31,7 @@ from gossamer.algorithms.corrected import check_doubly_stochastic, check_symmetr
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.learning.parameters import Field as LayoutField
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing
 from gossamer.topology.mixing import topology_row
 
@@ -75,12 +75,12 @@ class PowerGossip(Algorithm):
     def sends_models(self) -> bool:
         return False
 
-    def check(self, setting: Setting) -> None:
-        if setting.topology.graph(0).directed:
+    def check(self, context: CheckContext) -> None:
+        if context.topology.graph(0).directed:
             raise BadInput("topology: directed, for powergossip; accepted: an undirected one")
-        check_symmetric(setting.topology, self.name_of())
-        check_doubly_stochastic(setting.topology, self.name_of())
-        fields = setting.layout.parameters
+        check_symmetric(context.topology, self.name_of())
+        check_doubly_stochastic(context.topology, self.name_of())
+        fields = context.layout.parameters
         low = any(matrix.columns for matrix in self._matrices(fields))
         if not low and any(min(field.matrix) > 1 for field in fields):
             raise BadInput(

@@ -14,7 +14,7 @@ from gossamer.config.ranges import PositiveSeconds
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Payload
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing
 
 DISMISSALS = 100  # times that the server, after its last round, tells waiting clients that no model will come
@@ -149,9 +149,9 @@ class FedAvg(Algorithm):
             links=None,
         )
 
-    def check(self, setting: Setting) -> None:
-        if self.server >= setting.nodes:
-            last = setting.nodes - 1
+    def check(self, context: CheckContext) -> None:
+        if self.server >= context.nodes:
+            last = context.nodes - 1
             raise BadInput(f"algorithm.server: rank {self.server} of {last + 1} nodes; accepted: 0 to {last}")
 
     def data_ranks(self, nodes: int) -> tuple[int, ...]:

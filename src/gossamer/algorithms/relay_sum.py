@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gossamer.algorithms.algorithm import Algorithm, LocalSteps, whole_number
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Graph, Mixing, TopologySchedule
 
 
@@ -48,8 +48,8 @@ class RelaySum(Algorithm):
             links=_tree,
         )
 
-    def check(self, setting: Setting) -> None:
-        topology = setting.topology
+    def check(self, context: CheckContext) -> None:
+        topology = context.topology
         graph = topology.graph(0)
         if not topology.static or graph.directed or not graph.connected:
             name, accepted = topology.topology.name_of(), "one connected, undirected graph for all rounds"

@@ -18,7 +18,7 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Payload
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Graph, Mixing, TopologySchedule
 from gossamer.topology.weights import Row
 
@@ -64,8 +64,8 @@ class SGP(Algorithm):
             note="push-sum corrects the bias of these weights: repeated exchanges converge to the mean",
         )
 
-    def check(self, setting: Setting) -> None:
-        topology = setting.topology
+    def check(self, context: CheckContext) -> None:
+        topology = context.topology
         if topology.static and (edge := _without_return(topology.graph(0))) is not None:
             where = f"{topology.topology.name_of()}, where node {edge[0]} sends to node {edge[1]}, which can't reach it"
             raise BadInput(f"topology: {where}, for sgp; accepted: strongly connected graphs")
@@ -109,7 +109,7 @@ class SGP(Algorithm):
             return
         shares = {rank: inbox[rank]["weight"] for rank in sorted(inbox)}
         own = node.state["weight"]
-        # Added one by one, as when one call acts for all nodes: since Python 3.12, sum() rounds floats differently.
+        # The weights are added one by one, since sum() rounds floats differently from Python 3.12 on.
         total = node.state["weight"] = own + reduce(operator.add, shares.values())
         await node.mix(
             {rank: payload["model"] for rank, payload in inbox.items()},

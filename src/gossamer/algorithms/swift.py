@@ -16,7 +16,7 @@ from gossamer.algorithms.algorithm import Algorithm, LocalSteps
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Model, Sending
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import Mixing, TopologySchedule
 from gossamer.topology.mixing import topology_row, with_own
 from gossamer.topology.weights import Row, ccs
@@ -63,8 +63,8 @@ class Swift(Algorithm):
             note="the figures describe rounds in which all models arrive; nodes mix at their own pace",
         )
 
-    def check(self, setting: Setting) -> None:
-        topology = setting.topology
+    def check(self, context: CheckContext) -> None:
+        topology = context.topology
         if self.boost and self.memory != "fresh":
             raise BadInput('algorithm.boost: true with memory "stored"; accepted: false, or memory "fresh"')
         if self.memory == "stored" and not topology.static:

@@ -25,7 +25,7 @@ from gossamer.config.ranges import Factor, NonNegativeFloat32
 from gossamer.config.registry import register
 from gossamer.errors import BadInput
 from gossamer.messages.tags import Message
-from gossamer.node import Node, Setting
+from gossamer.node import CheckContext, Node
 from gossamer.topology import BY_TOPOLOGY, Mixing, TopologySchedule
 from gossamer.topology.mixing import topology_row
 from gossamer.topology.weights import Row, shares
@@ -69,10 +69,10 @@ class TopologyAware(Algorithm):
             return Mixing(weights="topology.weights, at the nodes drawn for the round")
         return BY_TOPOLOGY
 
-    def check(self, setting: Setting) -> None:
+    def check(self, context: CheckContext) -> None:
         for name in self.evaluate_trained:
-            if name not in setting.evaluation_sets:
-                accepted = ", ".join(setting.evaluation_sets)
+            if name not in context.evaluation_sets:
+                accepted = ", ".join(context.evaluation_sets)
                 raise BadInput(f"algorithm.evaluate_trained: {name!r}; accepted: {accepted}")
 
     async def run(self, node: Node) -> None:
@@ -240,8 +240,8 @@ class InfluenceCorrected(Algorithm):
     def message_limit(self, P: int, nodes: int) -> int:
         return super().message_limit(P, nodes) + 4 * nodes
 
-    def check(self, setting: Setting) -> None:
-        if not setting.topology.static_weights:
+    def check(self, context: CheckContext) -> None:
+        if not context.topology.static_weights:
             problem = "weights that change with the round, for influence-corrected"
             raise BadInput(f"topology: {problem}; accepted: static ones")
 

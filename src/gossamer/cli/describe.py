@@ -25,13 +25,13 @@ def topology(
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Measure the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
+    """Quantity the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())
     from gossamer.node.setup import mixing_of
     from gossamer.topology import BY_TOPOLOGY, DataSize, TopologySchedule
-    from gossamer.topology.measures import describe
+    from gossamer.topology.mixing_matrix import describe
 
     if isinstance(getattr(experiment.topology, "weights", None), DataSize):
         from gossamer.runtime.setup import prepare
@@ -177,17 +177,17 @@ def report(
     for name, given in {"--format": format_, "--axis": axis}.items():
         if given and figures is None:
             raise BadInput(f"{name}: got no --figures; accepted: with --figures FOLDER")
-    loaded = list(dict.fromkeys(run for path in runs for run in load_runs(path, unfinished=True)))
+    found = list(dict.fromkeys(run for path in runs for run in load_runs(path, unfinished=True)))
     # A single run shows what is on record, whatever its status.
-    groups = group_runs(loaded, unfinished=unfinished or len(loaded) == 1)
+    groups = group_runs(found, unfinished=unfinished or len(found) == 1)
     loaded = [run for group in groups for run in group.runs]
     counted = [run for group in groups for run in group.samples] or loaded
     named = metrics.split(",") if metrics else []
-    measures = comparison.measures(loaded, named, time_to or (), budget or (), area, relative_to)
+    quantities = comparison.quantities(loaded, named, time_to or (), budget or (), area, relative_to)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     compared = None
     if len(groups) > 1 or metrics or time_to or budget or area or per or unit != "seed":
-        compared = comparison.compare(groups, measures, against, per or (), unit)
+        compared = comparison.compare(groups, quantities, against, per or (), unit)
     distances = None if by_hops is None else spread.spread(groups, by_hops)
     # A page about several runs must not replace the page of a run.
     folder = loaded[0].path if len(loaded) == 1 else Path()

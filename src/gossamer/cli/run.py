@@ -272,7 +272,7 @@ def _watch(
 ) -> None:
     """Run an experiment with a progress display, and print its summary."""
     from gossamer.progress import watching
-    from gossamer.results.tidy import final_summary
+    from gossamer.results.finals import final_summary
 
     with watching(experiment, quiet=quiet or as_json) as watcher:
         done = carry_out(watcher)

@@ -165,7 +165,7 @@ class FaultSchedule:
         at_rounds: node -> its crashes after a number of completed rounds.
         freezes: whether any node ever freezes.
         asks_neighbors: whether a node may start with the model of a neighbour.
-        settled_s: the end of all faults except the endless ones; ``math.inf`` if no fault is endless."""
+        last_end_s: the end of all faults except the endless ones; ``math.inf`` if no fault is endless."""
 
     def __init__(
         self, faults: Sequence[Fault], nodes: int, seed: int, graph: FirstGraph | None = None
@@ -187,11 +187,11 @@ class FaultSchedule:
         self.freezes = any(fault.stopped for fault in self._link_faults)
         starts = [getattr(fault, field, None) for fault in faults for field in ("start_from", "restart_from")]
         self.asks_neighbors = "neighbor" in starts
-        self.settled_s = math.inf
+        self.last_end_s = math.inf
         if any(plan.endless for plan in plans):
             finite = [interval for plan in plans if not plan.endless for interval in plan.intervals]
             times = [time_s for interval in finite for time_s in (interval.from_s, interval.to_s)]
-            self.settled_s = max(filter(math.isfinite, times), default=0.0)
+            self.last_end_s = max(filter(math.isfinite, times), default=0.0)
 
     def _plans(self) -> list[FaultPlan]:
         numbered = enumerate(self._faults)
@@ -213,7 +213,7 @@ class FaultSchedule:
         return FaultyNetwork(base=base, link_faults=link_faults, sharing=base.sharing)
 
     def compute(self, base: ComputeProfile, *, frozen: bool) -> ComputeProfile:
-        """A settled compute profile under the faults; ``base`` itself if they do not change it. ``frozen``
+        """The compute profile of these nodes under the faults; ``base`` itself if they do not change it. ``frozen``
         tells whether the profile stops computations of frozen nodes. BadInput for a profile other than
         ``slowdowns`` that depends on the time."""
         windows = tuple(window for window in self._slowdowns if frozen or math.isfinite(window.factor))

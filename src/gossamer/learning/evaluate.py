@@ -1,8 +1,8 @@
 """Evaluation: loss and metrics of models on a keyed sample of each evaluation set, or on a node's training samples.
 
 Models are evaluated one at a time. Models of linear layers are evaluated many at once, by ``vmap`` over
-stacked parameters, in chunks that fit into a core's cache. In both cases, one worker evaluates a model or a
-chunk, so that results do not depend on the number of workers. Metrics that ``vmap`` can't run, and those that are no means
+stacked parameters, in chunks that fit into a core's cache. In both cases, one thread evaluates a model or a
+chunk, so that results do not depend on the number of threads. Metrics that ``vmap`` can't run, and those that are no means
 over samples, take the outputs of one model after the other.
 """
 
@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer.errors import cause
-from gossamer.learning.guard import naming
-from gossamer.learning.many import ManyModels, call_with, is_dense, named_buffers
-from gossamer.learning.measures import (
-    Measures,
+from gossamer.learning.evaluation_metrics import (
+    EvaluationMetrics,
     MetricValues,
     SetValues,
     fresh_streams,
 )
+from gossamer.learning.guard import naming
+from gossamer.learning.many import ManyModels, call_with, is_dense, named_buffers
 from gossamer.learning.parameters import (
     FlatModule,
     bare_module,
@@ -63,9 +63,9 @@ _GENERATORS = Lock()  # torch has one generator a device for all threads
 class Evaluator:
     """Evaluates models. The samples of the evaluation sets are drawn and laid out once.
 
-    It uses ``samples`` samples of each set; None is all. Several workers may call it concurrently. With
+    It uses ``samples`` samples of each set; None is all. Several threads may call it concurrently. With
     ``rows``, the store of parameters, many models of linear layers are evaluated at once; if that fails,
-    ``say`` is called with a message. ``measures`` are those of the task, tried or not.
+    ``say`` is called with a message. ``metrics`` are those of the task, tried or not.
 
     Attributes:
         sets: evaluation set -> (inputs, targets) of its sample."""
@@ -76,15 +76,15 @@ class Evaluator:
         seed: int,
         samples: int | None = None,
         device: torch.device | str = "cpu",
-        workers: ThreadPool | None = None,
+        threads: ThreadPool | None = None,
         say: Callable[[str], None] = print,
         rows: Rows | None = None,
-        measures: Measures | None = None,
+        metrics: EvaluationMetrics | None = None,
     ) -> None:
         self.task, self.device = task, device
-        self.workers, self._say = workers or ThreadPool(1), say
-        self._measures = measures or Measures.of(task)
-        self._of_set = bool(self._measures.over_set or self._measures.streamed)
+        self.threads, self._say = threads or ThreadPool(1), say
+        self._metrics = metrics or EvaluationMetrics.of(task)
+        self._of_set = bool(self._metrics.over_set or self._metrics.streamed)
         self.sets = {name: self._placed(drawn_sample(task, name, seed, samples)) for name in task.tests}
         self._seed = torch_seed(seed, "evaluate")
         self._draws = self._draws_numbers()
@@ -97,14 +97,14 @@ class Evaluator:
 
     def test_each(self, models: Sequence[Model], on: str = "test") -> list[MetricValues | Exception]:
         """The result of :meth:`test` for each model, or the exception that the user's code raised. The
-        workers share the models."""
+        threads share the models."""
         problem = None
         for means_together in (
             dict.fromkeys((self._means_together, False)) if self._chunk >= MIN_CHUNK else ()
         ):
             try:
                 run = partial(self._together, on=on, means_together=means_together)
-                parts = self.workers.map(run, chunks(models, self._chunk))
+                parts = self.threads.map(run, chunks(models, self._chunk))
             except Exception as error:  # noqa: BLE001 - any error of the user's code, or something that vmap can't run
                 problem = problem or error
                 continue
@@ -112,7 +112,7 @@ class Evaluator:
                 self._means_together = False
                 self._say(f"evaluation: metrics of one model at a time ({cause(problem)})")
             return [values for part in parts for values in part]
-        results = self.workers.map(lambda model: _attempt(self.test, model, on), models)
+        results = self.threads.map(lambda model: _attempt(self.test, model, on), models)
         if problem is not None and not any(isinstance(result, Exception) for result in results):
             self._chunk = 1
             self._say(f"evaluation: one model at a time (many can't be evaluated at once: {cause(problem)})")
@@ -133,7 +133,7 @@ class Evaluator:
         that is not finite are NaN: the class with the largest output is the first one there, whose accuracy means nothing."""
         parts = {on: self.test_each(models, on) for on in self.sets}
         if any(map(len, personal)):
-            parts["personal"] = self.workers.map(
+            parts["personal"] = self.threads.map(
                 lambda pair: _attempt(self.train, *pair) if len(pair[1]) else {},
                 zip(models, personal, strict=True),
             )
@@ -158,7 +158,7 @@ class Evaluator:
             return FlatModule(bare_module(self.task.model, self.device).eval())
 
     def _evaluate(self, model: Model, pair: Pair) -> MetricValues:
-        flat = self.workers.own(self._make_flat)
+        flat = self.threads.own(self._make_flat)
         flat.load(model)
         with self._drawing() if self._draws else nullcontext():
             [values] = self._results(partial(self._of_one, flat.module), pair)
@@ -181,7 +181,7 @@ class Evaluator:
 
     def _together(self, models: Sequence[Model], on: str, means_together: bool) -> list[MetricValues]:
         assert self._rows is not None
-        flat = self.workers.own(self._make_flat)
+        flat = self.threads.own(self._make_flat)
         parameters, buffers = self._rows.stack_models(models)
         named = named_parameters(parameters, flat.layout.parameters)
         named |= named_buffers(buffers, flat.layout, flat.module)
@@ -197,7 +197,7 @@ class Evaluator:
         def one_by_one(x: Any, y: Tensor) -> tuple[Tensor, Tensor]:
             every = vmap(outputs, in_dims=(0, None))(named, x)
             kept = every.clone()
-            return torch.stack([self._measures.means_of(of_one, y.clone()) for of_one in every]), kept
+            return torch.stack([self._metrics.means_of(of_one, y.clone()) for of_one in every]), kept
 
         together = partial(vmap(measured, in_dims=(0, None, None)), named)
         return self._results(together if means_together else one_by_one, self.sets[on], len(models))
@@ -207,21 +207,21 @@ class Evaluator:
         return means.unsqueeze(0), outputs
 
     def _measured(self, module: Callable[..., Any], x: Any, y: Tensor) -> tuple[Tensor, ...]:
-        """The means of a batch and, if measures are of a whole set, its outputs."""
+        """The means of a batch and, if metrics are of a whole set, its outputs."""
         with naming("task.model", x):
             outputs = scores(module, x)
         kept = outputs.clone() if self._of_set and isinstance(outputs, Tensor) else outputs
-        means = self._measures.means_of(outputs, y)
+        means = self._metrics.means_of(outputs, y)
         return (means, kept) if self._of_set else (means,)
 
     def _results(
         self, measured: Callable[[Any, Tensor], Sequence[Any]], pair: Pair, models: int = 1
     ) -> list[MetricValues]:
         """The results of some models on some samples. ``measured`` returns the means over a batch, [models, means], and, if
-        measures are of a whole set, the outputs of each model."""
-        means, samples = self._measures.means, len(pair[1])
+        metrics are of a whole set, the outputs of each model."""
+        means, samples = self._metrics.means, len(pair[1])
         totals = torch.zeros(models, len(means), dtype=torch.float64, device=self.device)
-        of_sets = [SetValues(self._measures, streams, samples) for streams in self._streams(models)]
+        of_sets = [SetValues(self._metrics, streams, samples) for streams in self._streams(models)]
         with torch.no_grad():
             for start in range(0, samples, BATCH):
                 batch = chosen_from(pair, slice(start, start + BATCH))
@@ -234,20 +234,20 @@ class Evaluator:
                         of_set.add(of_model, batch[1])
             values_of_sets = [of_set.values(pair[1]) for of_set in of_sets]
         results: list[MetricValues] = [dict(zip(means, row, strict=True)) for row in totals.tolist()]
-        for name, measure in means.items():
+        for name, metric in means.items():
             for values in results:
                 values[name] /= max(samples, 1)
-                if isinstance(measure, FunctionOfMean):
+                if isinstance(metric, FunctionOfMean):
                     mean = torch.tensor(values[name], dtype=torch.float64)
-                    values[name] = float(type(measure).function(mean))
+                    values[name] = float(type(metric).function(mean))
         return [a | b for a, b in zip(results, values_of_sets, strict=True)] if of_sets else results
 
     def _streams(self, models: int) -> list[dict[str, Streamed]]:
-        """This thread's copies of the streamed measures, for each of some models; none if no measure is of a whole set."""
+        """This thread's copies of the streamed metrics, for each of some models; none if no metric is of a whole set."""
         if not self._of_set:
             return []
-        streams: list[dict[str, Streamed]] = self.workers.own(self._no_streams)
-        streams += [fresh_streams(self._measures, self.device) for _ in range(models - len(streams))]
+        streams: list[dict[str, Streamed]] = self.threads.own(self._no_streams)
+        streams += [fresh_streams(self._metrics, self.device) for _ in range(models - len(streams))]
         return streams[:models]
 
     def _no_streams(self) -> list[dict[str, Streamed]]:
@@ -261,8 +261,8 @@ class Evaluator:
         widths = [layer.out_features for layer in module.modules() if isinstance(layer, nn.Linear)]
         width = max(widths, default=1)
         size = chunk_size(4 * (rows.length + BATCH * width), rows.device.type)
-        if self._measures.over_set:
-            sample_bytes = self._measures.sample_bytes or 4 * width
+        if self._metrics.over_set:
+            sample_bytes = self._metrics.sample_bytes or 4 * width
             samples = max(len(targets) for _, targets in self.sets.values())
             size = min(size, max(KEPT // (samples * sample_bytes), 1))
         return size

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import chain, product
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -25,9 +25,6 @@ from torch import Tensor
 from gossamer.learning.parameters import note_finite
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model, Part
-
-if TYPE_CHECKING:
-    from gossamer.learning.aggregators import Aggregator
 
 Missing = Literal["own", "renormalize"]
 Fresh = Callable[[int], Tensor]  # length -> a new, writable vector
@@ -46,14 +43,14 @@ _NS_PER_SORTED = 12.0
 
 
 @runtime_checkable
-class Step(Protocol):
+class InboxJob(Protocol):
     """A node's work on its inbox at the end of an instant: a :class:`Mix`, or the decoding of models."""
 
     own: Any
     """The node's own vector or model, if it is read."""
 
     def prepare(self) -> None:
-        """Take the values that the step reads. Called when everything else of the instant is done."""
+        """Take the values that the job reads. Called when everything else of the instant is done."""
 
     def terms(self) -> Terms | None:
         """See :meth:`Mix.terms`."""
@@ -65,17 +62,24 @@ class Step(Protocol):
         """Apply the result, and return the value of the node's call."""
 
 
+@runtime_checkable
+class MixingRule(Protocol):
+    """What replaces :func:`combine` (:class:`gossamer.learning.Aggregator`)."""
+
+    def mix(self, step: Mix, fresh: Fresh) -> Any:
+        """The result of a mixing step, in vectors that ``fresh`` creates."""
+
+
 @dataclass(eq=False)
 class Mix:
-    """A mixing step requested by a node: the arguments of :func:`combine`, and the aggregator that replaces
-    it, if any."""
+    """A mixing step requested by a node: the arguments of :func:`combine`, and the rule that replaces it, if any."""
 
     own: Any
     inbox: Mapping[int, Any]
     weights: Mapping[int, float]
     self_weight: float | None
     missing: Missing | None
-    aggregator: Aggregator | None = None
+    aggregator: MixingRule | None = None
     absent: Missing = "own"
     differences: bool = False
 
@@ -332,18 +336,18 @@ class Sum:
             out.add_(vector, alpha=weight)
 
 
-def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
+def mix_rows(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], threads: ThreadPool) -> str:
     """Write sums of rows into other rows, without changing their version counters. All rows are float32,
     contiguous, of one length and on one device. Returns a description of the method, for the record."""
     method = ""
     for based in (False, True):
         chosen = [k for k, total in enumerate(sums) if (total.base is not None) is based]
         if chosen:
-            method = _mix_alike([sums[k] for k in chosen], [results[k] for k in chosen], workers)
+            method = _mix_alike([sums[k] for k in chosen], [results[k] for k in chosen], threads)
     return method
 
 
-def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], workers: ThreadPool) -> str:
+def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]], threads: ThreadPool) -> str:
     """:func:`mix_rows` for sums that all have a base, or all have none."""
     terms, length = sum(len(total.vectors) for total in sums), len(results[0])
     if results[0].device.type != "cpu":
@@ -355,7 +359,7 @@ def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]],
         tables = [table.numpy() for table in _addresses(sums, results)]
         based = None if sums[0].base is None else True
         streamed = True if 4 * length * len(sums) > CACHE_BYTES and not (tables[-1] % 64).any() else None
-        shares = max(1, min(workers.count, 4 * length * terms // SHARE_BYTES))
+        shares = max(1, min(threads.count, 4 * length * terms // SHARE_BYTES))
         units = -(-length // loops.WIDTH)
         edges = [min(units * share // shares * loops.WIDTH, length) for share in range(shares + 1)]
 
@@ -363,7 +367,7 @@ def _mix_alike(sums: Sequence[Sum], results: Sequence[Float[Tensor, " params"]],
             columns = edges[share], edges[share + 1]
             loops.add_rows(*tables, *columns, loops.FUSED, streamed, based)
 
-        workers.map(add, range(shares))
+        threads.map(add, range(shares))
         return "together"
     for total, row in zip(sums, results, strict=True):
         total.write(row.data)

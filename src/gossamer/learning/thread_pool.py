@@ -1,5 +1,5 @@
 """Threads that share a simulation's computation. Each uses one torch thread, so that results do not depend on the number of
-workers."""
+threads."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ def chunks(items: Sequence[T], largest: int) -> list[Sequence[T]]:
 
 
 def chunk_size(item_bytes: int, device_type: str) -> int:
-    """The number of items of this many bytes that one worker computes at once."""
+    """The number of items of this many bytes that one thread computes at once."""
     max_bytes, max_items = LIMITS["cpu" if device_type == "cpu" else "gpu"]
     return min(max(max_bytes // item_bytes, 1), max_items)

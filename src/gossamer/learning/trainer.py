@@ -108,7 +108,7 @@ class Trainer(ABC):
         task: Task,
         optimizer: Optimizer,
         rows: Rows,
-        workers: ThreadPool | None = None,
+        threads: ThreadPool | None = None,
         *,
         rule: Gradient | None = None,
         cuda_graphs: bool = True,
@@ -119,7 +119,7 @@ class Trainer(ABC):
         inputs, targets = task.train
         self._data = for_each(lambda tensor: tensor.to(rows.device), inputs), targets.to(rows.device)
         self.device_type = rows.device.type
-        self._workers = workers or ThreadPool(1)
+        self._threads = threads or ThreadPool(1)
         self.module = self._make_module()
         self.layout = Layout.of(self.module)
         self._prepare()
@@ -166,11 +166,11 @@ class Trainer(ABC):
         )
 
     def _seeded(self, run: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
-        """Run jobs on all workers or, if they draw random numbers, one at a time and from their seeds (again, when this
+        """Run jobs on all threads or, if they draw random numbers, one at a time and from their seeds (again, when this
         is noticed), since torch has one generator for all threads."""
         if not self.draws:
             before = generator_states(self.rows.device)
-            results = self._workers.map(run, jobs)
+            results = self._threads.map(run, jobs)
             if all(map(torch.equal, before, generator_states(self.rows.device))):
                 return results
             self.draws = True
@@ -178,7 +178,7 @@ class Trainer(ABC):
         for job in jobs:
             seed_generators(job.seed, self.rows.device)
             results.append(run(job))
-            self._workers.between()
+            self._threads.between()
         return results
 
 
@@ -194,12 +194,12 @@ def _results(jobs: Sequence[TrainJob], stepped: Sequence[StepsResult]) -> list[T
 
 
 class SequentialTrainer(Trainer):
-    """One node at a time, on each worker."""
+    """Trains one node at a time on each thread."""
 
     name = "sequential"
 
     def _prepare(self) -> None:
-        self._modules: list[_Module] = []  # those that no worker uses now
+        self._modules: list[_Module] = []  # those that no thread uses now
 
     def train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         return _results(jobs, self._share(self._train, jobs))
@@ -209,8 +209,8 @@ class SequentialTrainer(Trainer):
 
     def _share(self, run: Callable[[_Module, J], R], jobs: Sequence[J]) -> list[R]:
         """Run jobs with a module each."""
-        # Made here and not by the workers, since a new module draws from the generator, whose state is then restored.
-        count = 1 if self.draws else self._workers.count
+        # Made here and not by the threads, since a new module draws from the generator, whose state is then restored.
+        count = 1 if self.draws else self._threads.count
         while len(self._modules) < min(count, len(jobs)):
             self._modules.append(self._make_flat())
 
@@ -297,7 +297,7 @@ class BatchedTrainer(Trainer):
         for index, key in enumerate(keys):
             groups[key].append(index)
         split = [chunk for group in groups.values() for chunk in chunks(group, self._chunk)]
-        parts = self._workers.map(lambda chunk: run([jobs[index] for index in chunk]), split)
+        parts = self._threads.map(lambda chunk: run([jobs[index] for index in chunk]), split)
         results = dict(zip(chain(*split), chain(*parts), strict=True))
         return [results[index] for index in range(len(jobs))]
 
@@ -313,13 +313,13 @@ class BatchedTrainer(Trainer):
     def _gradient(self, jobs: Sequence[GradientJob]) -> list[Float[Tensor, " params"]]:
         parameters, buffers = self.rows.stack_models([job.at for job in jobs])
         inputs = self._inputs([job.batch for job in jobs], [job.seed for job in jobs], 0)
-        _, _, gradients = self._workers.own(self._make_gradients)(parameters, buffers, *inputs)
+        _, _, gradients = self._threads.own(self._make_gradients)(parameters, buffers, *inputs)
         return self._apart(gradients)
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[StepsResult]:
         parameters, buffers = self.rows.stack_models([job.start for job in jobs])
         state = {name: self.rows.stack([job.state[name] for job in jobs]) for name in jobs[0].state}
-        gradients_of, seeds = self._workers.own(self._make_gradients), [job.seed for job in jobs]
+        gradients_of, seeds = self._threads.own(self._make_gradients), [job.seed for job in jobs]
         losses = torch.zeros(len(jobs), device=parameters.device)
         for number, batches in enumerate(zip(*(job.batches for job in jobs), strict=True)):
             inputs = self._inputs(batches, seeds, number)

@@ -1,4 +1,4 @@
-"""A trial of a task's evaluation before a run: whether model, loss and metrics take the batches of each set, whether measures
+"""A trial of a task's evaluation before a run: whether model, loss and metrics take the batches of each set, whether metrics
 that are taken for means over samples are means, and what the others return.
 
 Each is computed for some samples as a whole, and for unequal parts of them, once in their order and once sorted by target.
@@ -26,8 +26,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gossamer.errors import BadInput, GossamerError, cause, is_own
 from gossamer.learning.evaluate import BATCH, CURE, chosen_from, drawn_sample, telling
+from gossamer.learning.evaluation_metrics import (
+    EvaluationMetrics,
+    MetricValues,
+    columns_of,
+    field_of,
+    fresh_streams,
+    measured,
+)
 from gossamer.learning.guard import fitting, kind, refusing
-from gossamer.learning.measures import Measures, MetricValues, columns_of, fresh_streams, measured, part
 from gossamer.learning.parameters import drawing_from, generators_restored, scores, seed_generators
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.tasks.metrics import OverSet
@@ -42,14 +49,14 @@ _MAX_SAMPLES, _MAX_NUMBERS = 10_000, 2_000_000  # of drawn outputs
 _SURELY = 10.0  # far beyond normal draws
 
 
-def tried_measures(
+def tried_metrics(
     task: Task,
     seed: int,
     samples: int | None,
     fits: Callable[[str, int], None] = lambda on, size: None,
     personal: Sequence[Int[np.ndarray, " _"]] = (),
-) -> tuple[Measures, list[str]]:
-    """The measures of a task, after a trial, and sentences about them for the user. ``samples`` of each evaluation set are
+) -> tuple[EvaluationMetrics, list[str]]:
+    """The metrics of a task, after a trial, and sentences about them for the user. ``samples`` of each evaluation set are
     evaluated (None: all), and ``personal`` ones of each node (indices in the training data). If outputs of a whole set are
     kept, ``fits`` is called first, with each set and the bytes of a sample's outputs. BadInput for a metric that is no mean,
     though taken for one, and for a part of the task that fails."""
@@ -60,36 +67,36 @@ def tried_measures(
         warnings.simplefilter("ignore")  # parts without some class have no recall, of which libraries warn
         with drawing_from(torch_seed(seed, "initial", SHARED)), refusing("task.model"):
             module = task.model().eval()
-        measures = Measures.of(task)
+        metrics = EvaluationMetrics.of(task)
         for name, pair in sets.items():
             every = torch.arange(len(pair[1]))
-            _evaluate_few(module, measures, pair, every, [len(every)], f"the evaluation set {name!r}", key)
+            _evaluate_few(module, metrics, pair, every, [len(every)], f"the evaluation set {name!r}", key)
         drawn_for = [targets for _, targets in sets.values()]
         if own:
             every = torch.from_numpy(np.concatenate(own))
             _evaluate_few(
-                module, measures, task.train, every, [*map(len, own)], "the nodes' own test samples", key
+                module, metrics, task.train, every, [*map(len, own)], "the nodes' own test samples", key
             )
             drawn_for.append(task.train[1][every])
         x, y = _few(sets["test"], MODEL_SAMPLES)
         outputs = scores(module, x)
         whole = isinstance(outputs, Tensor)
         if (shape := _not_by_sample(outputs, len(y))) is not None or (
-            not whole and (measures.streamed or measures.over_set)
+            not whole and (metrics.streamed or metrics.over_set)
         ):
             problem = f"task.model: returns {shape or kind(outputs)} for {len(y)} samples"
-            if measures.streamed or measures.over_set:
+            if metrics.streamed or metrics.over_set:
                 raise BadInput(
                     f"{problem}; accepted with metrics over a set: a tensor whose first axis is the sample"
                 )
-            return measures, [
+            return metrics, [
                 f"{problem}, so that loss and metrics, taken for means over samples, can't be tried"
             ]
-        problems = no_means(measures, outputs, y, drawn_for, key)
+        problems = no_means(metrics, outputs, y, drawn_for, key)
         if problem := problems.pop("loss", ""):
             text = f"task.loss is no mean over samples ({problem})"
             if whole:
-                measures = Measures.of(task, loss_is_mean=False)
+                metrics = EvaluationMetrics.of(task, loss_is_mean=False)
                 text += ", as with class weights or ignored targets: recorded losses of an evaluation set are of all its"
                 notes.append(f"{text} samples at once")
             else:
@@ -101,20 +108,20 @@ def tried_measures(
             cure = CURE if whole else "a model that returns one tensor, for a metric over a set"
             raise BadInput(
                 *(
-                    f"{part(name)} is no mean over samples: {text}; accepted: a mean over samples, or {cure}"
+                    f"{field_of(name)} is no mean over samples: {text}; accepted: a mean over samples, or {cure}"
                     for name, text in problems.items()
                 )
             )
         if whole:
-            measures = replace(measures, sample_bytes=outputs[0].numel() * outputs.element_size())
-        if measures.over_set:
+            metrics = replace(metrics, sample_bytes=outputs[0].numel() * outputs.element_size())
+        if metrics.over_set:
             for name in sets:
-                fits(name, measures.sample_bytes or 0)
+                fits(name, metrics.sample_bytes or 0)
         tried = {
-            name: _tried(measures, outputs, targets, f"{name!r}", key) for name, (_, targets) in sets.items()
+            name: _tried(metrics, outputs, targets, f"{name!r}", key) for name, (_, targets) in sets.items()
         }
-        alone = replace(measures, streamed={})  # these seldom refuse a set, and take longer
-        for rank, indices in enumerate(personal if measures.over_set else ()):
+        alone = replace(metrics, streamed={})  # these seldom refuse a set, and take longer
+        for rank, indices in enumerate(personal if metrics.over_set else ()):
             if len(indices):
                 on = f"'personal' of node {rank}"
                 _tried(alone, outputs, task.train[1][torch.from_numpy(indices)], on, key)
@@ -122,19 +129,19 @@ def tried_measures(
         name: {column: isinstance(value, list) for column, value in values.items()}
         for name, values in tried["test"].items()
     }
-    measures = replace(measures, columns=columns)
-    _check_columns(measures, list(sets))
+    metrics = replace(metrics, columns=columns)
+    _check_columns(metrics, list(sets))
     notes += [
-        f"{part(name)}: {note}"
-        for name, metric in measures.over_set.items()
+        f"{field_of(name)}: {note}"
+        for name, metric in metrics.over_set.items()
         if isinstance(metric, OverSet) and (note := metric.note()) is not None
     ]
-    return measures, notes
+    return metrics, notes
 
 
 def _evaluate_few(
     module: nn.Module,
-    measures: Measures,
+    metrics: EvaluationMetrics,
     pair: Pair,
     samples: Int[Tensor, " samples"],
     sizes: Sequence[int],
@@ -143,7 +150,7 @@ def _evaluate_few(
 ) -> None:
     """Compute outputs and means for the smallest batch in which sets of these sizes are evaluated, and for one of usual size:
     some of the ``samples``, with the highest and the lowest target, since more of them show no more. ``seed`` sets the global
-    generators before each measure."""
+    generators before each metric."""
     targets = pair[1][samples]
     few = min(MODEL_SAMPLES, len(samples))
     while few in targets.shape[1:] and few > 1:  # by chance, what is meant for another axis would fit
@@ -156,12 +163,12 @@ def _evaluate_few(
         x, y = chosen_from(pair, samples[chosen])
         with refusing("task.model", inputs=x):
             outputs = scores(module, x)
-        for name, measure in measures.means.items():
-            field, accepted = part(name), partial(_fitting, name, outputs, y, where)
+        for name, metric in metrics.means.items():
+            field, accepted = field_of(name), partial(_fitting, name, outputs, y, where)
             _seed_all(seed)
             with refusing(field, accepted, outputs=outputs, targets=y):
-                value = measured(name, measure, outputs, y)
-            if isinstance(measure, RootMean) and value < 0:
+                value = measured(name, metric, outputs, y)
+            if isinstance(metric, RootMean) and value < 0:
                 raise BadInput(
                     f"{field}: a mean of {float(value):.4g}, which has no root; accepted: a metric that is not negative"
                 )
@@ -172,7 +179,8 @@ def _fitting(name: str, outputs: Any, targets: Tensor, where: str) -> str:
 
 
 def _not_by_sample(outputs: Any, samples: int) -> str | None:
-    """What a model returns, if it is no tensor whose first axis is the sample, or tuple, list or dict of such and None."""
+    """The shape or kind of a model's output that is not by sample. None for a tensor whose first axis is the sample, and for
+    a tuple, list or dict of such tensors and None."""
     for leaf in tree_leaves(outputs):
         if isinstance(leaf, Tensor):
             if leaf.shape[:1] != (samples,):
@@ -188,16 +196,16 @@ def _each(function: Callable[[Tensor], Tensor], outputs: Any) -> Any:
 
 
 def no_means(
-    measures: Measures, outputs: Any, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
+    metrics: EvaluationMetrics, outputs: Any, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
 ) -> dict[str, str]:
-    """The measures that are taken for means over samples and are none, and how they differ. ``outputs`` are those of a model
+    """The metrics that are taken for means over samples and are none, and how they differ. ``outputs`` are those of a model
     for the samples with ``targets``: a tensor, or several in a tuple, list or dict. ``drawn_for`` are the targets of each
     set, for which outputs are drawn."""
     cases = list(_cases(outputs, targets, drawn_for, seed))
     return {
         name: problem
-        for name, measure in measures.means.items()
-        if (problem := next(filter(None, (_no_mean(name, measure, *case, seed) for case in cases)), None))
+        for name, metric in metrics.means.items()
+        if (problem := next(filter(None, (_no_mean(name, metric, *case, seed) for case in cases)), None))
     }
 
 
@@ -210,7 +218,7 @@ def _few(pair: Pair, count: int) -> Pair:
 def _cases(
     outputs: Any, targets: Tensor, drawn_for: Sequence[Tensor], seed: int
 ) -> Iterator[tuple[Any, Tensor, bool]]:
-    """Outputs and targets for the trial, and whether each measure must take these outputs."""
+    """Outputs and targets for the trial, and whether each metric must take these outputs."""
     rng = torch.Generator().manual_seed(seed)
     yield outputs, targets, True
     yield _each(partial(_shuffled, rng=rng), outputs), targets, False
@@ -274,15 +282,15 @@ def _firsts_and_lasts(targets: Tensor) -> tuple[Int[Tensor, " classes"], Int[Ten
 
 
 def _no_mean(
-    name: str, measure: Metric, outputs: Any, targets: Tensor, accepted: bool, seed: int
+    name: str, metric: Metric, outputs: Any, targets: Tensor, accepted: bool, seed: int
 ) -> str | None:
-    """How a measure differs from a mean over these samples; None if it does not, or if it does not take these outputs, which
+    """How a metric differs from a mean over these samples; None if it does not, or if it does not take these outputs, which
     no model need have computed."""
 
     def value(chosen: Int[Tensor, " n"] | slice = slice(None)) -> Tensor:
         _seed_all(seed)
         given = _each(lambda leaf: leaf[chosen].clone(), outputs)
-        return measured(name, measure, given, targets[chosen].clone())
+        return measured(name, metric, given, targets[chosen].clone())
 
     count = len(targets)
     try:
@@ -311,11 +319,13 @@ def _by_target(targets: Tensor) -> Int[Tensor, " samples"]:
     return targets.reshape(len(targets), -1).double().mean(1).argsort(stable=True)
 
 
-def _tried(measures: Measures, outputs: Any, targets: Tensor, on: str, seed: int) -> dict[str, MetricValues]:
-    """What the measures of a whole set return for its targets, given the outputs of a few samples, which are repeated."""
+def _tried(
+    metrics: EvaluationMetrics, outputs: Any, targets: Tensor, on: str, seed: int
+) -> dict[str, MetricValues]:
+    """The values of the metrics of a whole set for its targets. The outputs are those of a few samples, repeated."""
     values: dict[str, MetricValues] = {}
-    streams = fresh_streams(measures, "cpu")
-    for name, function in measures.over_set.items():
+    streams = fresh_streams(metrics, "cpu")
+    for name, function in metrics.over_set.items():
         with _failing(name, on):
             _seed_all(seed)
             repeated = outputs[torch.arange(len(targets)) % len(outputs)]
@@ -329,15 +339,15 @@ def _tried(measures: Measures, outputs: Any, targets: Tensor, on: str, seed: int
     return values
 
 
-def _check_columns(measures: Measures, sets: list[str]) -> None:
-    """Refuse columns that several measures or sets make."""
+def _check_columns(metrics: EvaluationMetrics, sets: list[str]) -> None:
+    """Refuse columns that several metrics or sets make."""
     made: dict[str, str] = {}
-    for name in measures.names:
-        for column in measures.columns.get(name, {name: False}):
+    for name in metrics.names:
+        for column in metrics.columns.get(name, {name: False}):
             for on in sets:
                 if (other := made.setdefault(f"{on}_{column}", f"{on} {name}")) != f"{on} {name}":
                     raise BadInput(
-                        f"{part(name)}: the column {on}_{column} is also of {other}; accepted: other names"
+                        f"{field_of(name)}: the column {on}_{column} is also of {other}; accepted: other names"
                     )
 
 
@@ -351,7 +361,7 @@ def _failing(name: str, on: str) -> Iterator[None]:
 
 def _failed(name: str, error: Exception, where: str = "") -> BadInput:
     text = cause(error) if is_own(error) or not isinstance(error, GossamerError) else str(error)
-    text = text if text.startswith(part(name)) else f"{part(name)}: {text}"
+    text = text if text.startswith(field_of(name)) else f"{field_of(name)}: {text}"
     return BadInput(f"{text}{where}; accepted: parts that fit together")
 
 

@@ -53,7 +53,7 @@ class ComputeProfile(Component):
             raise BadInput(f"compute: {seconds} seconds for {steps}; accepted: a finite number, at least 0")
         return seconds
 
-    def settled(self, nodes: int, seed: int) -> ComputeProfile:
+    def for_nodes(self, nodes: int, seed: int) -> ComputeProfile:
         """This profile for a number of nodes, with the values that are drawn once per run. BadInput for a
         field that does not fit the number of nodes."""
         return self
@@ -93,9 +93,9 @@ class StepTrace(ComputeProfile):
     path: FilePath  # the file; .csv or .csv.gz
     # "in-order": node k uses device k modulo the number of devices, in the order of the file. "drawn": a random device.
     assign: Literal["in-order", "drawn"] = "in-order"
-    _device: ClassVar[tuple[int, ...]] = ()  # the device of each node; set by settled()
+    _device: ClassVar[tuple[int, ...]] = ()  # the device of each node; set by for_nodes()
 
-    def settled(self, nodes: int, seed: int) -> ComputeProfile:
+    def for_nodes(self, nodes: int, seed: int) -> ComputeProfile:
         devices = len(self._devices)
         device = [rank % devices for rank in range(nodes)]
         if self.assign == "drawn":
@@ -132,10 +132,10 @@ class ModifiedProfile(ComputeProfile):
             raise ValueError("a profile without steps_per_encoding, which the outermost one has")
         return base
 
-    def settled_base(self, nodes: int, seed: int) -> ComputeProfile:
-        """The settled base for a number of nodes."""
+    def base_for_nodes(self, nodes: int, seed: int) -> ComputeProfile:
+        """The base for a number of nodes."""
         with nested("compute"):
-            return self.base.settled(nodes, seed)
+            return self.base.for_nodes(nodes, seed)
 
     def step_seconds(self, seed: int, rank: int, step: int) -> float:
         return self.base.step_seconds(seed, rank, step)
@@ -171,7 +171,7 @@ class PerNodeProfile(ModifiedProfile):
             raise ValueError("seconds_per_step without a base, or a base with factors or sigma")
         return self
 
-    def settled(self, nodes: int, seed: int) -> ComputeProfile:
+    def for_nodes(self, nodes: int, seed: int) -> ComputeProfile:
         for field in ("seconds_per_step", "factors"):
             for_each(getattr(self, field), nodes, f"compute.{field}")
         if self.seconds_per_step is not None:
@@ -180,7 +180,7 @@ class PerNodeProfile(ModifiedProfile):
         if self.sigma is not None:
             rngs = (generator(seed, "compute.factor", rank) for rank in range(nodes))
             factors = tuple(float(rng.lognormal(0.0, self.sigma)) for rng in rngs)
-        return _ScaledProfile(base=self.settled_base(nodes, seed), by_rank=factors)
+        return _ScaledProfile(base=self.base_for_nodes(nodes, seed), by_rank=factors)
 
 
 @register("compute", "stragglers")
@@ -190,10 +190,10 @@ class SlowNodes(ModifiedProfile, SomeNodes):
 
     factor: Factor = 5.0  # multiplier of a slow node's durations
 
-    def settled(self, nodes: int, seed: int) -> ComputeProfile:
+    def for_nodes(self, nodes: int, seed: int) -> ComputeProfile:
         slow = set(self.chosen(nodes, seed, "compute"))
         factors = tuple(self.factor if rank in slow else 1.0 for rank in range(nodes))
-        return _ScaledProfile(base=self.settled_base(nodes, seed), by_rank=factors)
+        return _ScaledProfile(base=self.base_for_nodes(nodes, seed), by_rank=factors)
 
 
 class SlowdownWindow(Component):
@@ -242,10 +242,10 @@ class Slowdowns(ModifiedProfile):
             raise ValueError("windows, random, or both")
         return self
 
-    def settled(self, nodes: int, seed: int) -> ComputeProfile:
+    def for_nodes(self, nodes: int, seed: int) -> ComputeProfile:
         for number, window in enumerate(self.windows):
             check_ranks(window.ranks or (), nodes, f"compute.windows.{number}.ranks")
-        return self.model_copy(update={"base": self.settled_base(nodes, seed)})
+        return self.model_copy(update={"base": self.base_for_nodes(nodes, seed)})
 
     def seconds(self, seed: int, rank: int, first_step: int, work: float, start_s: float) -> float:
         remaining = self.base.seconds(seed, rank, first_step, work, start_s)  # at full speed

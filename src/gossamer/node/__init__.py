@@ -5,7 +5,8 @@ from gossamer.node.measure import Measure, Measurement
 from gossamer.node.middleware import Middleware, NodeProxy
 from gossamer.node.node import Node
 from gossamer.node.runtime import NodeRuntime
-from gossamer.node.setup import NodeWrapper, Setting, Setup
+from gossamer.node.setup import CheckContext, Setup
+from gossamer.node.wrapper import NodeWrapper
 
 __all__ = ["Inbox", "Measure", "Measurement", "Middleware", "Node", "NodeProxy", "NodeRuntime", "NodeWrapper"]
-__all__ += ["PeerLost", "Setting", "Setup"]
+__all__ += ["CheckContext", "PeerLost", "Setup"]

@@ -143,7 +143,7 @@ class _Waiter:
 
 
 class _Decoding:
-    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.Step`."""
+    """The decoding of some messages, as a :class:`~gossamer.learning.mixing.InboxJob`."""
 
     def __init__(self, opened: Callable[[Message], Message], messages: Sequence[Message], node: Node) -> None:
         self._opened, self._messages, self._node = opened, messages, node

@@ -39,7 +39,7 @@ from gossamer.node.late import LateSending
 from gossamer.node.mailbox import Inbox
 from gossamer.node.node import Node
 from gossamer.node.questions import Questions, Unanswered
-from gossamer.node.setup import Setting
+from gossamer.node.setup import CheckContext
 from gossamer.node.waiting import NodeTask
 from gossamer.randomness import draws_of
 from gossamer.selector import Selector
@@ -509,8 +509,8 @@ class Middleware(Component):
     def wrap(self, node: Node) -> Node:
         """Return the node around a selected node: a :class:`NodeProxy` of it, or the node itself to leave it as it is."""
 
-    def check(self, setting: Setting) -> None:
-        """Raise BadInput, before the run, for a setting in which this middleware can't work."""
+    def check(self, context: CheckContext) -> None:
+        """Raise BadInput, before the run, for an experiment in which this middleware can't work."""
 
 
 def wrapped(node: Node, middleware: Middleware, place: str, ranks: frozenset[int]) -> Node:

@@ -85,7 +85,7 @@ class OwnModel:
         self.steps_per_epoch = -(-len(self._samples) // max(self._batches.batch_size, 1))
 
     def snapshot(self) -> Model:
-        """The model, for a reader that settles it first: its values may not have been written yet."""
+        """The model. Its values may not have been written yet, so a reader calls :meth:`Host.settle` first."""
         return Model(self.parameters.read(), self.buffers.read())
 
     def check(self) -> None:

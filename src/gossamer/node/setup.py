@@ -1,28 +1,26 @@
-"""The parts of a node: the run's setup, the node's interface to its engine, and the wrappers of its
-messages."""
+"""What an engine gives to its nodes: the run's setup, and the interface of one node to its engine."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
 
-from gossamer.codecs.codec import Codec
 from gossamer.config import Experiment
 from gossamer.config.registry import Component
 from gossamer.errors import listed
 from gossamer.fingerprint import Fingerprint, unknown
 from gossamer.learning import Mean
 from gossamer.learning.aggregators import Aggregator
-from gossamer.learning.measures import Measures
+from gossamer.learning.evaluation_metrics import EvaluationMetrics
 from gossamer.learning.optimizer import Optimizer
 from gossamer.learning.parameters import FlatModule, Layout, bare_module, initial_model
-from gossamer.messages.tags import Message, Model, Payload, Sending, Traffic
+from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.network import ComputeProfile, Network
 from gossamer.node.expectations import Form
 from gossamer.node.waiting import NodeTask, Slot
@@ -34,20 +32,19 @@ from gossamer.topology import Graph, Mixing, TopologySchedule
 if TYPE_CHECKING:
     from gossamer.faults import FaultSchedule
     from gossamer.learning.computation import Computation
-    from gossamer.learning.mixing import Step
-    from gossamer.node.node import Node
+    from gossamer.learning.mixing import InboxJob
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
-    """The parts of an experiment that an algorithm's ``check`` sees."""
+class CheckContext:
+    """The parts of an experiment that ``check`` of an algorithm or a middleware sees."""
 
     nodes: int  # number of nodes
     topology: TopologySchedule  # which nodes may talk to each other
     optimizer: Optimizer  # takes local steps
-    codec: Codec | None  # encodes models; None sends them as they are
+    codec: Component | None  # encodes models; None sends them as they are
     layout: Layout  # the shapes behind the flat vectors
     evaluation_sets: tuple[str, ...]  # names of the evaluation sets, including those of poisons
 
@@ -65,7 +62,7 @@ class Setup:
     topology: TopologySchedule
     faults: FaultSchedule
     network: Network  # the behaviour of links, including faults
-    compute: ComputeProfile  # durations of local steps, settled for these nodes, including faults
+    compute: ComputeProfile  # durations of these nodes' local steps, including faults
     layout: Layout  # the shapes behind the flat vectors
     outcome_ranks: frozenset[int]  # ranks whose model is the algorithm's outcome
     evaluated: frozenset[int]  # ranks whose own model is evaluated
@@ -73,7 +70,7 @@ class Setup:
     trainer: str  # name of the trainer, never "auto"
     trainer_note: str  # why "auto" did not take another one, if so
     data: dict[str, Any]  # what the task's data are, before poisons; see gossamer.tasks.summary
-    measures: Measures  # the loss and the metrics, as they are computed
+    metrics: EvaluationMetrics  # the loss and the metrics, as they are computed
     remarks: Sequence[
         str
     ] = ()  # sentences for the user about how files were read and how measures are computed
@@ -81,8 +78,8 @@ class Setup:
     chosen: Mapping[str, Sequence[int]] = field(default_factory=dict)  # by the field of a selector, the ranks
     warm_start: Model | None = None  # the model that all nodes start with, if the experiment names one
     fingerprint: Fingerprint = field(default_factory=unknown)  # of own code and shared data
-    # What acts around each node, from the algorithm to the engine: a function of the node inside.
-    layers: Sequence[Callable[[Node], Node]] = ()
+    # What acts around each node, from the algorithm to the engine: functions of the node inside (:class:`gossamer.Node`).
+    layers: Sequence[Callable[[Any], Any]] = ()
     encoded: bool = False  # whether one of them encodes models, so that a part of a vector may arrive in place of all of it
 
     def initial(self, rank: int) -> Model:
@@ -140,7 +137,7 @@ class Setup:
 
     @cached_property
     def set_prefixes(self) -> tuple[str, ...]:
-        """With what the columns of evaluation sets begin."""
+        """The prefixes of the columns of evaluation sets."""
         return tuple(f"{name}_" for name in self._evaluated_on())
 
     def _evaluated_on(self) -> list[str]:
@@ -188,7 +185,7 @@ class Setup:
         """The columns with the accuracies of single classes, and the names of these classes."""
         tags = {
             f"accuracy_{tag}": name
-            for metric in self.measures.streamed.values()
+            for metric in self.metrics.streamed.values()
             if isinstance(metric, ClassAccuracy)
             for tag, name in zip(class_tags(metric.classes), metric.classes, strict=True)
         }
@@ -240,7 +237,7 @@ class Presence(Protocol):
 
 @runtime_checkable
 class Counters(Protocol):
-    """Those of a node's counters (:class:`~gossamer.messages.tags.Traffic`) that the node itself increases."""
+    """The counters (:class:`~gossamer.messages.tags.Traffic`) that a node itself increases."""
 
     messages_cancelled: int
     messages_late: int
@@ -307,7 +304,7 @@ class Host(Protocol):
         """Run a computation, and return the value of its ``commit``. Cancelling the await cancels the
         computation."""
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         """Once everything else of this instant is done, prepare and run a mixing step, commit the result, and
         return the value of its ``commit``. Unless ``read``, writing the result may be deferred until
         :meth:`settle`."""
@@ -333,27 +330,3 @@ class Host(Protocol):
 
     def verify(self, rank: int, data: bytes, signature: bytes) -> bool:
         """Whether this is a rank's signature of the data."""
-
-
-class NodeWrapper(Component):
-    """Base class of wrappers, which change the messages that a node sends or receives: attacks, privacy
-    noise, research on messages.
-
-    An experiment lists them under ``wrappers``. Outgoing messages pass through them in order, incoming ones
-    in reverse order. They see messages as sent on the wire, encoded by the experiment's codec. A wrapper is
-    frozen like an algorithm; keep what must outlive a call in ``node.state``."""
-
-    _state_goes_to: ClassVar[str] = "node.state, which checkpoints keep"
-
-    async def before_round(self, node: Node, r: int) -> None:
-        """Awaited before each round of ``node.rounds()``. It may send and receive messages, e.g. to agree on
-        keys."""
-
-    def outgoing(self, node: Node, to: int, payload: Payload, tag: tuple[str | int, ...]) -> Payload:
-        """Return the payload to send instead. Called once for each message. The receivers of a broadcast
-        share a payload that is returned unchanged; a changed payload has to be a new object."""
-        return payload
-
-    def incoming(self, node: Node, message: Message) -> Message | None:
-        """Return the message to put into the mailbox instead; None drops it."""
-        return message

@@ -26,8 +26,8 @@ _numbers = count()
 
 
 class CompleteModel(NamedTuple):
-    """A model of a node, and when it was complete. Its values may not have been written yet, so a reader settles it
-    first."""
+    """A model of a node, and when it was complete. Its values may not have been written yet, so a reader calls
+    :meth:`Host.settle` first."""
 
     model: Model
     round: int  # completed rounds; of a mixed model, the round of the mixing, counted from 1

@@ -14,20 +14,20 @@ from pydantic import Field, field_validator, model_validator
 
 from gossamer.config import Section
 from gossamer.errors import BadInput
-from gossamer.results.comparison import Number, compare, measure
+from gossamer.results.comparison import Number, compare, quantity
+from gossamer.results.finals import final_summary
 from gossamer.results.groups import Group, find_baseline
-from gossamer.results.tidy import final_summary
 
 Verdict = Literal["holds", "holds in part", "does not hold", "not decidable here"]
 
 
-class Check(Section):
+class Condition(Section):
     """A condition on one number of a cell.
 
     Attributes:
         cell: the cell's name in progress lines and tables.
         baseline: the cell with which it is compared, in pairs of equal seeds.
-        measure: see :func:`gossamer.results.comparison.measure`.
+        measure: see :func:`gossamer.results.comparison.quantity`.
         number: the mean over the seeds, or the ``difference`` from the baseline, or the ``ratio`` to it.
         at_least, at_most, more_than, less_than: the bounds of the number, one or two of them. The last two are
             strict."""
@@ -44,11 +44,11 @@ class Check(Section):
     @field_validator("measure")
     @classmethod
     def _known(cls, text: str) -> str:
-        measure(text)
+        quantity(text)
         return text
 
     @model_validator(mode="after")
-    def _complete(self) -> Check:
+    def _complete(self) -> Condition:
         lower, upper = (self.at_least, self.more_than), (self.at_most, self.less_than)
         if (*lower, *upper) == (None,) * 4 or None not in lower or None not in upper:
             raise ValueError("at_least or more_than, at_most or less_than, or one of each")
@@ -76,7 +76,7 @@ class Claim(Section):
 
     text: str
     small: bool = True
-    checks: list[Check] = Field(min_length=1)
+    checks: list[Condition] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Finding:
     of its baseline, with half the widths of their intervals, and ``rounds`` the largest number of rounds of
     their runs."""
 
-    check: Check
+    check: Condition
     value: float | None
     half: float | None
     known: int
@@ -115,20 +115,20 @@ class Finding:
         return "holds" if all(at_low and at_high for at_low, at_high in met) else "not decidable here"
 
     def __str__(self) -> str:
-        check, quantity = self.check, measure(self.check.measure)
+        check, compared = self.check, quantity(self.check.measure)
         against = "" if check.baseline is None else f", {check.number} to {check.baseline}"
         claimed = " and ".join(
-            f"{sign} {quantity.text(bound, None, check.number)}" for sign, bound in check.bounds.items()
+            f"{sign} {compared.text(bound, None, check.number)}" for sign, bound in check.bounds.items()
         )
-        result = quantity.text(self.value, self.half, check.number)
+        result = compared.text(self.value, self.half, check.number)
         if self.diverged:
             result += f" ({self.diverged} of {self.runs} runs of {check.cell} diverged)"
         elif self.value is None:
-            result += f" ({self.known} of {self.runs} runs of {check.cell} {quantity.having})"
+            result += f" ({self.known} of {self.runs} runs of {check.cell} {compared.having})"
         if (margin := check.margin) is not None:
-            claimed = f"within {quantity.text(margin, None, check.number).removeprefix('+')}"
+            claimed = f"within {compared.text(margin, None, check.number).removeprefix('+')}"
             # A small difference means little where both are low, or have hardly begun to learn.
-            levels = [quantity.text(*level) for level in self.levels if level[0] is not None]
+            levels = [compared.text(*level) for level in self.levels if level[0] is not None]
             after = "" if self.rounds is None else f" after {self.rounds:,} rounds"
             result += f", at {' and '.join(levels)}{after}" if levels else ""
         return f"{check.measure} of {check.cell}{against}: {result}; claimed: {claimed}"
@@ -150,10 +150,10 @@ def combined_verdict(verdicts: Iterable[Verdict]) -> Verdict:
     return "holds in part" if distinct >= {"holds", "does not hold"} else "not decidable here"
 
 
-def _find(check: Check, groups: Sequence[Group], unit: str) -> Finding:
+def _find(check: Condition, groups: Sequence[Group], unit: str) -> Finding:
     baseline = None if check.baseline is None else find_baseline(check.baseline, groups)
     cells = [_cell(name, groups, unit) for name in (check.cell, check.baseline) if name is not None]
-    table = compare(groups, [measure(check.measure)], baseline, unit=unit).rows
+    table = compare(groups, [quantity(check.measure)], baseline, unit=unit).rows
     rows = [table.filter(group=label).row(0, named=True) for label, _ in cells]
     runs = [run for _, members in cells for group in members for run in group.samples]
     row, number = rows[0], check.number

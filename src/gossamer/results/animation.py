@@ -14,7 +14,7 @@ from gossamer.results.formatting import is_share, metric_title
 from gossamer.results.groups import ended
 from gossamer.results.plots import PALETTE, matplotlib
 from gossamer.results.report import page_data
-from gossamer.results.run import Run
+from gossamer.results.run_data import RunData
 from gossamer.results.tidy import class_columns, lower_is_better
 
 MAX_RUNS = 4
@@ -23,7 +23,7 @@ _FRAMES_PER_SECOND = 4
 _LINES = "#8a8f98"
 
 
-def write_animation(runs: Sequence[Run], metric: str, path: Path) -> None:
+def write_animation(runs: Sequence[RunData], metric: str, path: Path) -> None:
     """Write an animated GIF (``.gif``) or PNG (``.png``) of the graph: one frame for each evaluation that the
     page shows. Nodes that selectors have chosen, such as poisoned ones, are ringed; nodes without a value are hollow.
     Several runs are side by side and share a colour scale.

@@ -22,9 +22,10 @@ from gossamer.config import Checkpoints, Experiment, engine_name
 from gossamer.errors import BadInput
 from gossamer.node import checkpoint
 from gossamer.node.checkpoint import Checkpoint, Place
+from gossamer.results.closing import compact
 from gossamer.results.folder import RunFolder, atomic, run_id, sync, write_json, write_table
 from gossamer.results.formatting import flat
-from gossamer.results.recorder import MEASURED_BEFORE, MOMENTS, NETWORK, compact, read_setup
+from gossamer.results.reading import MEASURED_BEFORE, MOMENTS, NETWORK, read_setup
 from gossamer.results.schema import ManifestFile, RecordedExperiment
 
 _MAY_CHANGE = ("name", "stop", "checkpoint", "data_root", "trackers")

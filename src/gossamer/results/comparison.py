@@ -1,4 +1,4 @@
-"""Comparison of groups of runs by measures: metrics at the end or at a budget, time and bytes to reach a
+"""Comparison of groups of runs by quantities: metrics at the end or at a budget, time and bytes to reach a
 level, areas under curves.
 
 Times to a level and values at a budget are steps of :mod:`gossamer.results.steps`; nothing is interpolated. Each has a
@@ -26,6 +26,7 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.fingerprint import files_of
+from gossamer.results.finals import FinalValue, final, total, totals
 from gossamer.results.folder import versions
 from gossamer.results.formatting import (
     NOTHING,
@@ -45,21 +46,17 @@ from gossamer.results.formatting import (
     values_text,
 )
 from gossamer.results.groups import Baseline, Group, member_label
-from gossamer.results.run import SHOWN, Run
-from gossamer.results.steps import Resolution, check_timed
+from gossamer.results.run_data import SHOWN, RunData
+from gossamer.results.steps import Resolution, check_timed, steps_of
 from gossamer.results.tidy import (
-    FinalValue,
     check_recorded,
     class_columns,
     comparison_metrics,
     complete_curve,
     confidence,
-    final,
     lower_is_better,
     mean_over_rounds,
     rounds_on_record,
-    total,
-    totals,
 )
 
 Number = Literal["mean", "difference", "ratio"]
@@ -81,7 +78,7 @@ _COARSE = "*"
 """The mark of a number that is only known to more than a tenth of its time."""
 
 
-def _exact(run: Run) -> Resolution | None:
+def _exact(run: RunData) -> Resolution | None:
     """The resolution of a number that does not depend on when nodes were evaluated."""
 
 
@@ -92,25 +89,25 @@ _COARSELY = (
 )
 
 
-class Measure(NamedTuple):
-    """A measure that compares groups: ``of`` returns its number for a run, or None if the run has none, such
+class Quantity(NamedTuple):
+    """A quantity by which groups are compared: ``of`` returns its number for a run, or None if the run has none, such
     as a time to a level that it has not reached. ``table`` and ``column`` are titles. ``unit`` is "share",
     "bytes", or the suffix of the texts. ``against`` lists the comparisons with the baseline to show. ``resolution``
     says how exactly the number of a run is known; None if it does not depend on when nodes were evaluated.
     ``having`` says in a table what some runs have not done. ``final`` returns the final value whose mean the
-    number is. ``among`` returns the measure for runs that are compared with each other, if it depends on what
+    number is. ``among`` returns the quantity for runs that are compared with each other, if it depends on what
     all of them have recorded."""
 
     name: str
     table: str
     column: str
     unit: str
-    of: Callable[[Run], float | None]
+    of: Callable[[RunData], float | None]
     against: Sequence[Number] = ("difference",)
-    resolution: Callable[[Run], Resolution | None] = _exact
+    resolution: Callable[[RunData], Resolution | None] = _exact
     having: str = "have it"
-    final: Callable[[Run], FinalValue | None] | None = None
-    among: Callable[[Sequence[Run]], Measure] | None = None
+    final: Callable[[RunData], FinalValue | None] | None = None
+    among: Callable[[Sequence[RunData]], Quantity] | None = None
 
     def text(
         self,
@@ -136,11 +133,11 @@ class Measure(NamedTuple):
         return f"+{text}" if signed and (value or 0.0) > 0 else text
 
 
-# --- measures
+# --- quantities
 
 
-def measure(text: str) -> Measure:
-    """The measure with this name. ValueError for an unknown one.
+def quantity(text: str) -> Quantity:
+    """The quantity with this name. ValueError for an unknown one.
 
     ``METRIC`` is the value at the end; ``time_s`` and ``bytes`` are totals of the whole
     run. ``time_s to METRIC=LEVEL`` is the time until the mean over the nodes reaches a level; ``bytes to
@@ -156,20 +153,20 @@ def measure(text: str) -> Measure:
     raise ValueError("METRIC, time_s, bytes, 'time_s to METRIC=LEVEL', or 'METRIC at bytes=N'")
 
 
-def _final(metric: str, classes: Container[str] = ()) -> Measure:
-    def number(run: Run) -> float | None:
+def _final(metric: str, classes: Container[str] = ()) -> Quantity:
+    def number(run: RunData) -> float | None:
         value = final(run, metric)
         return None if value is None else value.mean
 
     value = partial(final, name=metric)
-    return Measure(metric, "at the end", metric_title(metric), _unit(metric, classes), number, final=value)
+    return Quantity(metric, "at the end", metric_title(metric), _unit(metric, classes), number, final=value)
 
 
-def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -> Measure:
-    def among(runs: Sequence[Run]) -> Measure:
+def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -> Quantity:
+    def among(runs: Sequence[RunData]) -> Quantity:
         span = _common_rounds(runs, [metric] if other is None else [metric, other])
 
-        def number(run: Run) -> float | None:
+        def number(run: RunData) -> float | None:
             value = None if span is None else _mean_over(run, metric, *span)
             if value is None or span is None or other is None:
                 return value
@@ -181,9 +178,9 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
             if span is None
             else "over rounds {:.4g} to {:.4g}".format(*span)
         )
-        return Measure(name, f"area under {metric_title(metric)}, {rounds}", column, unit, number, against)
+        return Quantity(name, f"area under {metric_title(metric)}, {rounds}", column, unit, number, against)
 
-    def alone(run: Run) -> float | None:
+    def alone(run: RunData) -> float | None:
         return among([run]).of(run)
 
     name, column, unit, against = f"area {metric}", "area / rounds", _unit(metric, classes), _COMPARED
@@ -194,10 +191,10 @@ def _area(metric: str, other: str | None = None, classes: Container[str] = ()) -
             "share",
             ("difference",),
         )
-    return Measure(name, f"area under {metric_title(metric)}", column, unit, alone, against, among=among)
+    return Quantity(name, f"area under {metric_title(metric)}", column, unit, alone, against, among=among)
 
 
-def _common_rounds(runs: Sequence[Run], metrics: Sequence[str]) -> tuple[float, float] | None:
+def _common_rounds(runs: Sequence[RunData], metrics: Sequence[str]) -> tuple[float, float] | None:
     """The first and the last round that all curves of some metrics cover, for the runs that have them; None if
     these are less than two rounds."""
     covered = [complete_curve(run, metric)["round"].drop_nulls() for run in runs for metric in metrics]
@@ -206,7 +203,7 @@ def _common_rounds(runs: Sequence[Run], metrics: Sequence[str]) -> tuple[float, 
     return (first, last) if first < last else None
 
 
-def _mean_over(run: Run, metric: str, first: float, last: float) -> float | None:
+def _mean_over(run: RunData, metric: str, first: float, last: float) -> float | None:
     """The mean of a curve, linear between its points, from one round to another; None if it does not cover
     them."""
     curve = complete_curve(run, metric).drop_nulls("round").sort("round", "point")
@@ -220,45 +217,45 @@ def _mean_over(run: Run, metric: str, first: float, last: float) -> float | None
     )
 
 
-def _total(axis: str) -> Measure:
-    return Measure(axis, "at the end", *_AXES[axis], partial(total, axis=axis), ())
+def _total(axis: str) -> Quantity:
+    return Quantity(axis, "at the end", *_AXES[axis], partial(total, axis=axis), ())
 
 
-def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) -> Measure:
-    def first(run: Run) -> dict[str, Any] | None:
-        steps = run.steps(metric)
+def _time_to(axis: str, metric: str, number: str, classes: Container[str] = ()) -> Quantity:
+    def first(run: RunData) -> dict[str, Any] | None:
+        steps = steps_of(run, metric)
         index = None if steps is None else steps.first(level)
         return None if steps is None or index is None else steps.table.row(index, named=True)
 
-    def position(run: Run) -> float | None:
+    def position(run: RunData) -> float | None:
         step = first(run)
         return None if step is None else step[axis]
 
-    def resolution(run: Run) -> Resolution | None:
-        steps, step = run.steps(metric), first(run)
+    def resolution(run: RunData) -> Resolution | None:
+        steps, step = steps_of(run, metric), first(run)
         return None if steps is None or step is None else steps.before(step["time_s"])
 
     level, low = float(number), lower_is_better(metric, classes)
     text = f"{100 * level:.4g} %" if is_share(metric, classes) else f"{level:.4g}"
     title = f"{metric_title(metric)} {'≤' if low else '≥'} {text}"
     name = f"{axis} to {metric}={level:g}"
-    return Measure(name, title, *_AXES[axis], position, _COMPARED, resolution, having="reached it")
+    return Quantity(name, title, *_AXES[axis], position, _COMPARED, resolution, having="reached it")
 
 
-def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()) -> Measure:
-    def within(run: Run) -> dict[str, Any] | None:
-        steps = run.steps(metric)
+def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()) -> Quantity:
+    def within(run: RunData) -> dict[str, Any] | None:
+        steps = steps_of(run, metric)
         if steps is None or (total(run, axis) or 0.0) < budget:
             return None
         inside = steps.table.filter(pl.col(axis) <= budget)
         return inside.row(-1, named=True) if inside.height else None
 
-    def value(run: Run) -> float | None:
+    def value(run: RunData) -> float | None:
         step = within(run)
         return None if step is None else step["mean"]
 
-    def resolution(run: Run) -> Resolution | None:
-        steps = run.steps(metric)
+    def resolution(run: RunData) -> Resolution | None:
+        steps = steps_of(run, metric)
         if steps is None or within(run) is None:
             return None
         return steps.until(budget) if axis == "time_s" else steps.within_bytes(budget)
@@ -267,7 +264,7 @@ def _at_budget(metric: str, axis: str, number: str, classes: Container[str] = ()
     title = f"at {bytes_text(budget) if axis == 'bytes' else seconds_text(budget)}"
     name = f"{metric} at {axis}={budget:g}"
     column, unit = metric_title(metric), _unit(metric, classes)
-    return Measure(name, title, column, unit, value, resolution=resolution, having="used it up")
+    return Quantity(name, title, column, unit, value, resolution=resolution, having="used it up")
 
 
 def _unit(metric: str, classes: Container[str]) -> str:
@@ -276,7 +273,7 @@ def _unit(metric: str, classes: Container[str]) -> str:
 
 _AXES = {"time_s": ("time", "s"), "bytes": ("sent", "bytes")}
 """The title and the unit of each axis of a curve."""
-_FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
+_FORMS: tuple[tuple[str, Callable[..., Quantity]], ...] = (
     (r"(time_s|bytes)", _total),
     (r"(\S+)", _final),
     (r"(time_s|bytes) to (\S+)=(\S+)", _time_to),
@@ -286,15 +283,15 @@ _FORMS: tuple[tuple[str, Callable[..., Measure]], ...] = (
 )
 
 
-def measures(
-    runs: Sequence[Run],
+def quantities(
+    runs: Sequence[RunData],
     metrics: Sequence[str] = (),
     levels: Sequence[str] = (),
     budgets: Sequence[str] = (),
     area_of: str | None = None,
     relative_to: str | None = None,
-) -> list[Measure]:
-    """The measures requested on the command line: final ``metrics`` (default: those of all evaluation sets,
+) -> list[Quantity]:
+    """The quantities requested on the command line: final ``metrics`` (default: those of all evaluation sets,
     time and traffic), ``levels`` as ``METRIC=LEVEL[,LEVEL...]``, ``budgets`` as ``bytes=N[,N...]`` or
     ``time_s=SECONDS[,...]``, and an area. BadInput for a metric that no run has recorded."""
     goals = _assigned("--time-to", levels, "METRIC=LEVEL[,LEVEL...], e.g. test_accuracy=0.5,0.6")
@@ -312,7 +309,7 @@ def measures(
         for run in runs:
             if metric in run.metrics.columns and run.metrics[metric].count():
                 check_timed(run, metric, f"{option} {metric}")
-    # Not by their names, since a metric of an older record may have any.
+    # Classes are not recognised by names, since a metric of an older record may have any name.
     classes = class_columns(runs)
     made = [*(_final(metric, classes) for metric in chosen), *(() if metrics else map(_total, _AXES))]
     made += [_time_to(axis, metric, str(level), classes) for metric, level in goals for axis in _AXES]
@@ -343,10 +340,10 @@ def _assigned(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison of groups by some measures.
+    """A comparison of groups by some quantities.
 
     Attributes:
-        rows: one per measure and group.
+        rows: one per quantity and group.
 
             ``group``, ``measure``, ``baseline``: names. ``at``: the round of a final metric that was recorded
             only until then, or the rounds of an area.
@@ -370,16 +367,16 @@ class Comparison:
     """
 
     rows: pl.DataFrame
-    measures: tuple[Measure, ...]
+    quantities: tuple[Quantity, ...]
     baseline: Baseline | None
     unit: str = "seed"
     notes: tuple[str, ...] = ()
 
     def tables(self) -> list[Table]:
-        """The rows as text: one table for each title of the measures, with a line per group."""
+        """The rows as text: one table for each title of the quantities, with a line per group."""
         tables = []
-        for title, same in groupby(self.measures, key=lambda measure: measure.table):
-            numbers = {measure: self.rows.filter(measure=measure.name).to_dicts() for measure in same}
+        for title, same in groupby(self.quantities, key=lambda quantity: quantity.table):
+            numbers = {quantity: self.rows.filter(measure=quantity.name).to_dicts() for quantity in same}
             first = next(iter(numbers.values()))
             pairs = [max(row["pairs"] for row in line) for line in zip(*numbers.values(), strict=True)]
             columns: list[tuple[str, list[str]]] = [
@@ -389,11 +386,12 @@ class Comparison:
             ]
             if any(pairs):
                 columns.append(("pairs", [str(count) if count else NOTHING for count in pairs]))
-            for measure, rows in numbers.items():
-                columns.append((measure.column, [_text(measure, row, "mean") for row in rows]))
+            for quantity, rows in numbers.items():
+                columns.append((quantity.column, [_text(quantity, row, "mean") for row in rows]))
                 if any(row["pairs"] for row in rows):
                     columns += [
-                        (number, [_text(measure, row, number) for row in rows]) for number in measure.against
+                        (number, [_text(quantity, row, number) for row in rows])
+                        for number in quantity.against
                     ]
             head, cells = zip(*columns, strict=True)
             against = f", against {self.baseline.title}" if self.baseline and "difference" in head else ""
@@ -401,13 +399,13 @@ class Comparison:
         return tables
 
 
-def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
+def _text(quantity: Quantity, row: Mapping[str, Any], number: Number) -> str:
     if number == "mean" and row["diverged"]:
         return f"{row['diverged']} of {row['runs']} diverged"
     if number == "mean" and row["known"] < row["counted"]:
-        return f"{row['known']} of {row['counted']} {measure.having}"
+        return f"{row['known']} of {row['counted']} {quantity.having}"
     values = row[f"{number}_values"] or ()
-    text = measure.text(row[number], row[f"{number}_half"], number, row["mean"], values)
+    text = quantity.text(row[number], row[f"{number}_half"], number, row["mean"], values)
     if number != "mean" or row["mean"] is None:
         return text
     marked = text + _COARSE if row["coarse"] else text
@@ -416,12 +414,12 @@ def _text(measure: Measure, row: Mapping[str, Any], number: Number) -> str:
 
 def compare(
     groups: Sequence[Group],
-    measures: Sequence[Measure],
+    quantities: Sequence[Quantity],
     baseline: Baseline | None = None,
     per: Sequence[str] = (),
     unit: str = "seed",
 ) -> Comparison:
-    """Compare groups by some measures, and in pairs with a baseline.
+    """Compare groups by some quantities, and in pairs with a baseline.
 
     The unit of the statistics is the seed: what a row covers is averaged within a seed, and intervals are over
     the seeds. Runs of one seed at several points of the grid are not independent, since a seed determines
@@ -430,7 +428,7 @@ def compare(
 
     Args:
         groups: the groups of runs.
-        measures: what is compared.
+        quantities: what is compared.
         baseline: the groups with which they are compared.
         per: axes of the grid (or "cell"): each row is then one of their values, over all points of the other
             axes.
@@ -444,31 +442,31 @@ def compare(
         for label, members in _merged(groups, per, baseline, unit).items()
     ]
     compared = [run for group in groups for run in _counted(group)]
-    measures = [measure if measure.among is None else measure.among(compared) for measure in measures]
+    quantities = [quantity if quantity.among is None else quantity.among(compared) for quantity in quantities]
     rows, over = [], dict[str, list[str]]()
-    for measure in measures:
-        values = {run: measure.of(run) for run in compared}
-        finals = {} if measure.final is None else {run: measure.final(run) for run in compared}
-        resolutions = {run: measure.resolution(run) for run in compared}
+    for quantity in quantities:
+        values = {run: quantity.of(run) for run in compared}
+        finals = {} if quantity.final is None else {run: quantity.final(run) for run in compared}
+        resolutions = {run: quantity.resolution(run) for run in compared}
         for line in lines:
             known = [value for run in line.counted if (value := finals.get(run)) is not None]
-            row = {"group": line.label, "measure": measure.name, "at": _rounds(known)}
+            row = {"group": line.label, "measure": quantity.name, "at": _rounds(known)}
             row |= {"baseline": baseline and baseline.title}
             rows.append(row | line.figures(values) | _resolved(line, resolutions))
             partly = {value.over for value in known if value.nodes is not None and value.count < value.nodes}
             for nodes in sorted(partly):
                 over.setdefault(nodes, []).append(line.label)
     table = pl.DataFrame(rows, schema=COLUMNS)
-    notes = [*_explained(lines, baseline, unit), *_remarks(groups, measures)]
+    notes = [*_explained(lines, baseline, unit), *_remarks(groups, quantities)]
     for nodes, labels in over.items():
         labels = list(dict.fromkeys(labels))
         notes.append(f"Values {'' if len(labels) == len(lines) else f'of {some(labels)} '}are means {nodes}.")
     notes += [text for line in lines for text in line.incomplete(baseline, unit)]
     notes += _coarsely(table)
-    return Comparison(table, tuple(measures), baseline, unit, tuple(notes))
+    return Comparison(table, tuple(quantities), baseline, unit, tuple(notes))
 
 
-def _resolved(line: _Line, resolutions: Mapping[Run, Resolution | None]) -> dict[str, Any]:
+def _resolved(line: _Line, resolutions: Mapping[RunData, Resolution | None]) -> dict[str, Any]:
     """The columns of one row about the resolution of its numbers. Where one is coarse, in the row or in its baseline,
     there is neither a difference nor a ratio."""
     own = [(run, known) for run in line.counted if (known := resolutions.get(run))]
@@ -527,11 +525,11 @@ def _merged(
     return merged
 
 
-def _counted(group: Group) -> list[Run]:
+def _counted(group: Group) -> list[RunData]:
     return [run for run in group.samples if run not in group.diverged]
 
 
-_ByUnit = Mapping[str, Mapping[str, Run]]
+_ByUnit = Mapping[str, Mapping[str, RunData]]
 """Runs by unit, such as "seed 3", and by the point of the grid."""
 
 
@@ -552,7 +550,7 @@ class _Line:
     def of(cls, label: str, members: Sequence[Group], baseline: Baseline | None, unit: str) -> _Line:
         """The line of some groups."""
 
-        def placed(group: Group, run: Run) -> tuple[str, str]:
+        def placed(group: Group, run: RunData) -> tuple[str, str]:
             seed = f"seed {run.experiment.get('seed')}"
             if unit == "seed":
                 return seed, group.label
@@ -560,7 +558,7 @@ class _Line:
             return part(unit, group.labels.get(unit)), ", ".join((*others, seed))
 
         def by_unit(pairs: Iterable[tuple[Group, Group | None]]) -> _ByUnit:
-            found: dict[str, dict[str, Run]] = {}
+            found: dict[str, dict[str, RunData]] = {}
             for group, source in pairs:
                 for run in () if source is None else _counted(source):
                     name, point = placed(group, run)
@@ -587,14 +585,14 @@ class _Line:
         )
 
     @property
-    def counted(self) -> list[Run]:
+    def counted(self) -> list[RunData]:
         """The runs that count, without those that diverged."""
         return [run for group in self.members for run in _counted(group)]
 
     def _complete(self, runs: _ByUnit) -> list[str]:
         return [unit for unit, at in runs.items() if self.points <= at.keys()]
 
-    def figures(self, values: Mapping[Run, float | None]) -> dict[str, Any]:
+    def figures(self, values: Mapping[RunData, float | None]) -> dict[str, Any]:
         """The columns of a row, from each run's number."""
         counted = self.counted
         units = self._complete(self.runs)
@@ -629,7 +627,7 @@ class _Line:
         return row
 
     def _means(
-        self, runs: _ByUnit, units: Iterable[str], values: Mapping[Run, float | None]
+        self, runs: _ByUnit, units: Iterable[str], values: Mapping[RunData, float | None]
     ) -> dict[str, float]:
         """Each unit's mean over the points."""
         return {unit: fmean(float(values[runs[unit][at]] or 0.0) for at in self.points) for unit in units}
@@ -660,7 +658,7 @@ def _interval(name: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> list[str]:
-    """How the numbers come about."""
+    """Sentences on how the numbers are computed."""
     units = "seeds" if unit == "seed" else f"values of {unit}"
     texts = [
         f"Means over {units} ± half of the 95 % confidence interval (Student's t); below three, single values."
@@ -685,9 +683,9 @@ def _explained(lines: Sequence[_Line], baseline: Baseline | None, unit: str) -> 
     return texts
 
 
-def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[str]:
-    """What a reader has to know about the runs: which ones do not count, what they were evaluated on, and
-    whether they differ in what is not part of the experiment."""
+def _remarks(groups: Sequence[Group], quantities: Sequence[Quantity]) -> Iterator[str]:
+    """Sentences that a reader needs beside the numbers: which runs do not count, on which samples they were evaluated, and
+    whether they differ in something that is not part of the experiment."""
     left_out = [member_label(group, run) for group in groups for run in group.left_out]
     if left_out:
         yield f"Not counted: {some(left_out)}."
@@ -725,7 +723,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
             "The time grid is coarser than the rounds:"
             f" {least if least == most else f'{least} to {most}'} % of the rounds are on record."
         )
-    axes = {axis for measure in measures for axis in _AXES if axis in re.split("[ =]", measure.name)}
+    axes = {axis for quantity in quantities for axis in _AXES if axis in re.split("[ =]", quantity.name)}
     clocks = {run.virtual for group in groups for run in group.samples}
     if "time_s" in axes and clocks:
         virtual, wall = "virtual, on the clock of the simulation", "on the wall clock"
@@ -736,7 +734,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
         if partial:
             of = "" if len(partial) == len(groups) else f" of {some(partial)}"
             yield f"Bytes{of} are those on record: at least so many were sent."
-    yield from evaluation_texts(groups, [measure.name for measure in measures])
+    yield from evaluation_texts(groups, [quantity.name for quantity in quantities])
     for group in groups:
         for what, values in _origins(group.samples).items():
             if len(values) > 1:
@@ -746,7 +744,7 @@ def _remarks(groups: Sequence[Group], measures: Sequence[Measure]) -> Iterator[s
         yield f"Not the same in all groups: {some(names)} ({'; '.join(some(labels) for labels in parts)})."
 
 
-def _counts_bytes(run: Run) -> bool:
+def _counts_bytes(run: RunData) -> bool:
     """Whether the record has all bytes of a run, at its end and at every instant before."""
     return bool(totals(run)["exact"]) and run.metrics["network_bytes"].count() > 0
 
@@ -767,10 +765,10 @@ def evaluation_texts(groups: Sequence[Group], metrics: Iterable[str]) -> Iterato
         yield f"{name} set{f' of {some(of)}' if several else ''}: {text}."
 
 
-def _origins(runs: Iterable[Run]) -> dict[str, dict[str, list[Run]]]:
+def _origins(runs: Iterable[RunData]) -> dict[str, dict[str, list[RunData]]]:
     """What may affect results and is not part of an experiment: versions, machines, own modules and data, by kind and
     value, with the runs that have it. A run that was resumed may have several values."""
-    found: dict[str, dict[str, list[Run]]] = {}
+    found: dict[str, dict[str, list[RunData]]] = {}
     for run in runs:
         for environment in (run.environment, *run.environment.get("resumed", [])):
             origins = {**versions(environment), "machine": environment.get("machine", {}).get("host")}
@@ -807,6 +805,6 @@ def _apart(groups: Sequence[Group]) -> dict[tuple[tuple[str, ...], ...], list[st
     return apart
 
 
-def _seeds(runs: Sequence[Run]) -> str:
+def _seeds(runs: Sequence[RunData]) -> str:
     seeds = [str(run.experiment.get("seed")) for run in runs]
     return f"seed{'s' * (len(seeds) > 1)} {some(seeds)}"

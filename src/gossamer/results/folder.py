@@ -115,7 +115,7 @@ class RunFolder:
 
     def segment(self, kind: SegmentKind, rank: int = 0) -> Segment:
         """Open this process's segment for appending. ``rank`` distinguishes processes.
-        :mod:`gossamer.results.recorder` describes the rows."""
+        :mod:`gossamer.results.reading` describes the rows."""
         return Segment(self.segments / f"{kind}-{rank}.jsonl", run_id(self.path))
 
     def write_models(

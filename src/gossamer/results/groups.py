@@ -14,9 +14,9 @@ import polars as pl
 
 from gossamer.errors import BadInput, suggest
 from gossamer.results.formatting import differing, distinguishing_names, flat, part, short_names
-from gossamer.results.run import Run
-from gossamer.results.steps import MAX_DRAWN
-from gossamer.results.tidy import FEWEST, complete_curve, student_t
+from gossamer.results.run_data import RunData
+from gossamer.results.steps import MAX_DRAWN, steps_of
+from gossamer.results.tidy import FEWEST, complete_curve, curves_of, student_t
 
 _NOT_THE_EXPERIMENT = (
     *("name", "seed", "data_root", "evaluation.timeline", "checkpoint", "trackers"),
@@ -37,13 +37,13 @@ class Group:
     or not they have begun. Runs that are ``unfinished`` count in statistics only on request."""
 
     label: str
-    runs: tuple[Run, ...]
+    runs: tuple[RunData, ...]
     labels: Mapping[str, Any] = field(default_factory=dict, compare=False)
     planned: int = 0
     unfinished: bool = False
 
     @cached_property
-    def attempts(self) -> tuple[Run, ...]:
+    def attempts(self) -> tuple[RunData, ...]:
         """One run for each seed: the newest that is done, or else the newest that diverged, or else the newest.
         Counting repeated runs of a seed would make the spread look too small."""
         ordered = sorted(self.runs, key=lambda run: (_RESULTS.get(run.status, 0), run.id))
@@ -51,19 +51,19 @@ class Group:
         return tuple(run for run in self.runs if run is newest[run.experiment.get("seed")])
 
     @cached_property
-    def samples(self) -> tuple[Run, ...]:
+    def samples(self) -> tuple[RunData, ...]:
         """The runs used in statistics: of :attr:`attempts`, those that are done, and those that diverged, which
         is a result too. The others ended early for reasons outside of the experiment, so their last values
         are not those of its end."""
         return tuple(run for run in self.attempts if self.unfinished or run.status in _RESULTS)
 
     @cached_property
-    def left_out(self) -> tuple[Run, ...]:
+    def left_out(self) -> tuple[RunData, ...]:
         """The runs that failed, were stopped or killed, or still run."""
         return tuple(run for run in self.attempts if run not in self.samples)
 
     @cached_property
-    def diverged(self) -> tuple[Run, ...]:
+    def diverged(self) -> tuple[RunData, ...]:
         """The samples that diverged. A group with such a run has no means."""
         return tuple(run for run in self.samples if run.status == "diverged")
 
@@ -84,11 +84,11 @@ class Group:
         return max(self.planned, len(self.attempts))
 
 
-def groups(runs: Sequence[Run], *, unfinished: bool = False) -> list[Group]:
+def groups(runs: Sequence[RunData], *, unfinished: bool = False) -> list[Group]:
     """Group runs that differ only in their seed, their name, and how they were computed. Runs of a sweep keep
     the names of its cells, without the parts that all have in common. ``unfinished``: whether runs that
     failed, were stopped or killed, or still run count in statistics."""
-    alike: dict[str, list[Run]] = {}
+    alike: dict[str, list[RunData]] = {}
     for run in runs:
         alike.setdefault(_key([run.cell, _settings(run)]), []).append(run)
     first = [same[0] for same in alike.values()]
@@ -117,7 +117,7 @@ def groups(runs: Sequence[Run], *, unfinished: bool = False) -> list[Group]:
     ]
 
 
-def labels(runs: Sequence[Run], *, statuses: bool = True) -> list[str]:
+def labels(runs: Sequence[RunData], *, statuses: bool = True) -> list[str]:
     """Short names for runs that are shown together: the group's label, with the seed if a group has several
     runs or belongs to a sweep, or ids if nothing differs. With ``statuses``, runs that are not done carry
     theirs."""
@@ -131,7 +131,7 @@ def labels(runs: Sequence[Run], *, statuses: bool = True) -> list[str]:
     return [name if names.count(name) == 1 else run.id for name, run in zip(names, runs, strict=True)]
 
 
-def member_label(group: Group, run: Run) -> str:
+def member_label(group: Group, run: RunData) -> str:
     """The name of a run among others of its group."""
     return f"{group.label}, seed {run.experiment.get('seed')}{ended(run)}"
 
@@ -141,7 +141,7 @@ def shown_label(name: str, shown: str) -> str:
     return f"{name}, of {shown}"
 
 
-def ended(run: Run) -> str:
+def ended(run: RunData) -> str:
     """The status of a run that is not done, to follow its name."""
     return "" if run.status == "done" else f" ({run.status})"
 
@@ -163,10 +163,10 @@ def group_curve(group: Group, y: str, x: str = "round") -> pl.DataFrame:
     samples = () if group.diverged else group.samples
     if x != "round":
         return _over(samples, y, x)
-    tables = [(run, complete_curve(run, y)) for run in samples if y in run.curves["metric"]]
+    tables = [(run, complete_curve(run, y)) for run in samples if y in curves_of(run)["metric"]]
     rows = pl.concat(
         [
-            group.runs[0].curves.clear().with_columns(on_grid=pl.lit(value=False)),
+            curves_of(group.runs[0]).clear().with_columns(on_grid=pl.lit(value=False)),
             *(table.with_columns(on_grid=pl.lit(run.every_s is not None)) for run, table in tables),
         ],
         how="vertical_relaxed",
@@ -185,8 +185,8 @@ def group_curve(group: Group, y: str, x: str = "round") -> pl.DataFrame:
     )
 
 
-def _over(samples: Sequence[Run], y: str, x: str) -> pl.DataFrame:
-    found = [steps.table.filter(pl.col("count") > 0) for run in samples if (steps := run.steps(y))]
+def _over(samples: Sequence[RunData], y: str, x: str) -> pl.DataFrame:
+    found = [steps.table.filter(pl.col("count") > 0) for run in samples if (steps := steps_of(run, y))]
     tables = [table for table in found if table[x].count()]
     if not tables:
         return pl.DataFrame(schema={x: pl.Float64, "mean": pl.Float64, "half": pl.Float64, "count": pl.Int64})
@@ -215,7 +215,7 @@ def _half(values: pl.Expr, count: int) -> pl.Expr:
     return values.std() * (student_t(count - 1) / math.sqrt(count))
 
 
-def _settings(run: Run) -> dict[str, Any]:
+def _settings(run: RunData) -> dict[str, Any]:
     """The fields by which a run is grouped."""
     left_out = tuple(f"{name}." for name in _NOT_THE_EXPERIMENT)
     settings = {**flat(run.experiment), "evaluation.of": run.shown}

@@ -18,8 +18,8 @@ from gossamer.randomness import torch_seed
 from gossamer.results.folder import write_text, writing
 from gossamer.results.formatting import is_share, metric_title, some
 from gossamer.results.groups import Group, group_curve, labels, member_label, shows_groups
-from gossamer.results.run import Run
-from gossamer.results.steps import check_timed
+from gossamer.results.run_data import RunData
+from gossamer.results.steps import check_timed, steps_of
 from gossamer.results.tidy import (
     AXES,
     belongs_to_model,
@@ -56,7 +56,7 @@ _STYLE = {
 }
 
 
-def axis_title(x: str, runs: Sequence[Run]) -> str:
+def axis_title(x: str, runs: Sequence[RunData]) -> str:
     """Title of an x axis, with its unit. On a time grid, the nodes of a point are in different rounds."""
     time = "virtual time / s" if all(run.virtual for run in runs) else "time / s"
     rounds = "round, mean over the nodes" if any(run.every_s is not None for run in runs) else "round"
@@ -109,7 +109,9 @@ def positions(
 # --- curves
 
 
-def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence[Group] | None = None) -> Any:
+def curve_figure(
+    runs: Sequence[RunData], y: str, x: str = "round", groups: Sequence[Group] | None = None
+) -> Any:
     """A metric against one of the axes, as a ``matplotlib.figure.Figure``: for each run, the mean over the
     nodes with a band of one standard deviation, or for each group, the mean over its runs with a band of its
     95 % confidence interval; a group without an interval has a line for each run. Over rounds, a curve joins evaluation
@@ -135,7 +137,7 @@ def curve_figure(runs: Sequence[Run], y: str, x: str = "round", groups: Sequence
     return figure
 
 
-def plot_run(run: Run, metric: str | None, ax: Any, x: str, label: str) -> Any:
+def plot_run(run: RunData, metric: str | None, ax: Any, x: str, label: str) -> Any:
     """See :meth:`gossamer.results.run.Run.plot`."""
     metric = str(metric or main_metric(run))
     if x not in AXES:
@@ -147,17 +149,17 @@ def plot_run(run: Run, metric: str | None, ax: Any, x: str, label: str) -> Any:
     return axes
 
 
-def _band(run: Run, metric: str, x: str) -> pl.DataFrame:
+def _band(run: RunData, metric: str, x: str) -> pl.DataFrame:
     if x == "round":
         return complete_curve(run, metric).with_columns(spread="std")
     _check_axis([run], metric, x)
-    steps = run.steps(metric)
+    steps = steps_of(run, metric)
     if steps is None:  # the run lacks the metric
         return pl.DataFrame(schema=dict.fromkeys((x, "mean", "spread"), pl.Float64))
     return steps.drawn().with_columns(spread="std")
 
 
-def _check_axis(runs: Sequence[Run], metric: str, x: str) -> None:
+def _check_axis(runs: Sequence[RunData], metric: str, x: str) -> None:
     for run in runs if x != "round" else ():
         if metric in run.metrics.columns and run.metrics[metric].count():
             check_timed(run, metric, f"{metric} over {x}")
@@ -183,7 +185,7 @@ def _draw_curve(axes: Any, table: pl.DataFrame, x: str, label: str) -> None:
     axes.fill_between(xs, mean - spread, mean + spread, color=colour, alpha=0.16, linewidth=0, step=step)
 
 
-def _name_axes(axes: Any, x: str, y: str, runs: Sequence[Run]) -> None:
+def _name_axes(axes: Any, x: str, y: str, runs: Sequence[RunData]) -> None:
     axes.set_xlabel(axis_title(x, runs))
     axes.set_ylabel(metric_title(y))
     if is_share(y, class_columns(runs)):
@@ -220,7 +222,7 @@ def parse_width(text: str) -> float:
 
 
 def write_figures(
-    runs: Sequence[Run],
+    runs: Sequence[RunData],
     groups: Sequence[Group],
     folder: Path,
     *,
@@ -267,7 +269,7 @@ def write_figures(
     return written
 
 
-def _caption(runs: Sequence[Run], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
+def _caption(runs: Sequence[RunData], groups: Sequence[Group] | None, metric: str, axis: str) -> str:
     """The caption of a figure, which explains its lines, its bands, and the runs and nodes that they cover."""
     nodes = "–".join(map(str, sorted({min(run.nodes for run in runs), max(run.nodes for run in runs)})))
     title = metric_title(metric).replace(" / ", " in ") + (
@@ -305,7 +307,7 @@ def _counts(group: Group) -> str:
 # --- timelines
 
 
-def timeline_data(run: Run) -> dict[str, Any] | None:
+def timeline_data(run: RunData) -> dict[str, Any] | None:
     """The intervals in which the recorded nodes computed and sent, for the page; None without a timeline."""
     settings = (run.experiment.get("evaluation") or {}).get("timeline")
     if not settings or run.timeline.is_empty():

@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gossamer.numerics import summary as summary_of_numerics
 from gossamer.results import tidy
 from gossamer.results.comparison import Comparison
+from gossamer.results.finals import Best, final_summary
 from gossamer.results.folder import latest, write_text, writing
 from gossamer.results.formatting import (
     NOTHING,
@@ -36,8 +37,8 @@ from gossamer.results.formatting import (
 from gossamer.results.groups import Group, ended, group_curve, labels, shows_groups
 from gossamer.results.groups import groups as group_runs
 from gossamer.results.plots import PALETTE, axis_title, drawn_nodes, positions, timeline_data
-from gossamer.results.run import Run
-from gossamer.results.steps import MAX_DRAWN, bytes_by
+from gossamer.results.run_data import RunData
+from gossamer.results.steps import MAX_DRAWN, bytes_by, steps_of
 
 _PAGE = files("gossamer.results") / "page"
 _MAX_NAMED = 12
@@ -56,7 +57,7 @@ _SHARES = (0.05, 0.25, 0.75, 0.95)
 
 
 def write_report(
-    runs: Sequence[Run],
+    runs: Sequence[RunData],
     out: Path,
     *,
     groups: Sequence[Group] | None = None,
@@ -74,7 +75,7 @@ def write_report(
 
 
 def render(
-    runs: Sequence[Run], groups: Sequence[Group] | None = None, compared: Comparison | None = None
+    runs: Sequence[RunData], groups: Sequence[Group] | None = None, compared: Comparison | None = None
 ) -> str:
     """The page as text. Arguments are as in :func:`write_report`. All text from experiments is escaped."""
     pages = Environment(
@@ -105,7 +106,7 @@ def render(
     )
 
 
-def _title(run: Run) -> str:
+def _title(run: RunData) -> str:
     """The name of the sweep with which a run was read, or else the run's own name."""
     return run.name if run.cell is None else run.path.resolve().parents[1].name
 
@@ -126,7 +127,7 @@ def write_comparison(compared: Comparison, page: Path) -> Path:
     return path
 
 
-def _shared(runs: Sequence[Run]) -> dict[str, str]:
+def _shared(runs: Sequence[RunData]) -> dict[str, str]:
     """The components that all runs share, by name. One that no run uses is marked."""
     settings = [flat(run.experiment) for run in runs]
     names = {key: {entry.get(f"{key}.name", entry.get(key)) for entry in settings} for key in _DESCRIBED}
@@ -135,7 +136,7 @@ def _shared(runs: Sequence[Run]) -> dict[str, str]:
     return {key: f"{name} (not used)" if key in unused else name for key, name in shared.items()}
 
 
-def _unused(run: Run) -> set[str]:
+def _unused(run: RunData) -> set[str]:
     """The components that a run's algorithm or engine does not use."""
     paced = run.virtual or flat(run.experiment).get("engine.pace", False)
     return {key for key, used in {"topology": run.uses_topology, "compute": paced}.items() if not used}
@@ -149,9 +150,9 @@ def _differing(groups: Sequence[Group]) -> dict[str, Any] | None:
     return {"labels": [group.label for group in groups], "rows": rows} if rows else None
 
 
-def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _figures(run: RunData, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Title -> (value, note) of a run's key figures."""
-    final, figures, classes = tidy.final_summary(run), dict[str, tuple[str, str]](), run.class_columns
+    final, figures, classes = final_summary(run), dict[str, tuple[str, str]](), run.class_columns
     for main in mains:
         value = final.metrics.get(main)
         last, best = (NOTHING, ""), (NOTHING, "")
@@ -183,13 +184,13 @@ def _figures(run: Run, mains: Sequence[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def _best_text(metric: str, best: tidy.Best) -> str:
+def _best_text(metric: str, best: Best) -> str:
     """How a best value was chosen: as the best of many, it is better than what a new evaluation set would show."""
     data = "" if metric == "train_loss" else f" on the {metric.partition('_')[0]} set"
     return f"mean in {rounds_text(best.round_least, best.round_most)}, best of {best.of:,} evaluations{data}"
 
 
-def _events(run: Run) -> list[dict[str, Any]]:
+def _events(run: RunData) -> list[dict[str, Any]]:
     """A row for each kind of event: its name, count, nodes, first and last time, and an example."""
     kinds = run.events.group_by("event", maintain_order=True).agg(
         pl.len().alias("count"),
@@ -209,13 +210,13 @@ def _named(nodes: Sequence[int]) -> str:
 # --- the data of the script: series are aligned to the evaluation points, and values that are not finite are None
 
 
-def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dict[str, Any]:
+def page_data(runs: Sequence[RunData], groups: Sequence[Group] | None = None) -> dict[str, Any]:
     """Everything the page's script needs, ready for JSON without NaN; arguments as for the report."""
     groups = group_runs(runs) if groups is None else groups
     # Each seed of a single experiment has its own colour; with several experiments, seeds have the colour of
     # their group.
     together = shows_groups(groups)
-    alike: list[Sequence[Run]] = [group.runs for group in groups] if together else [[run] for run in runs]
+    alike: list[Sequence[RunData]] = [group.runs for group in groups] if together else [[run] for run in runs]
     colours = {run: index % len(PALETTE) for index, same in enumerate(alike) for run in same}
     names = tidy.all_metrics(runs)
     shown_groups = groups if any(group.has_interval for group in groups) else ()
@@ -254,7 +255,7 @@ def page_data(runs: Sequence[Run], groups: Sequence[Group] | None = None) -> dic
     }
 
 
-def _group_data(group: Group, runs: Sequence[Run]) -> dict[str, Any]:
+def _group_data(group: Group, runs: Sequence[RunData]) -> dict[str, Any]:
     """Each metric's curve over the samples of a group, by axis; ``half`` is half the width of the confidence interval.
     A group without intervals has the numbers of the runs that are shown in its place."""
     if not group.has_interval:
@@ -270,7 +271,7 @@ def _group_data(group: Group, runs: Sequence[Run]) -> dict[str, Any]:
     return {"metrics": metrics, "members": []}
 
 
-def _run_data(run: Run, max_values: int) -> dict[str, Any]:
+def _run_data(run: RunData, max_values: int) -> dict[str, Any]:
     """The data of a run, with at most ``max_values`` values of single nodes."""
     points, names = tidy.points(run), tidy.metric_names(run)
     rows = _placed(run, tidy.assigned(run))
@@ -313,7 +314,7 @@ def _run_data(run: Run, max_values: int) -> dict[str, Any]:
     }
 
 
-def _rings(run: Run, drawn: Iterable[int]) -> list[dict[str, Any]]:
+def _rings(run: RunData, drawn: Iterable[int]) -> list[dict[str, Any]]:
     """The drawn nodes that each selector has chosen, with what it chose them for. A selector that chose all nodes tells none
     apart."""
     rings = list[dict[str, Any]]()
@@ -326,7 +327,7 @@ def _rings(run: Run, drawn: Iterable[int]) -> list[dict[str, Any]]:
     return rings
 
 
-def _placed(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
+def _placed(run: RunData, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of evaluation points, with the positions on the axes from which their values count: ``time_s`` and ``bytes`` of
     their models, and ``instant_s`` and ``instant_bytes`` of their instants, where these are later."""
     age = pl.col("model_age_s").fill_null(0.0) if "model_age_s" in rows.columns else pl.lit(0.0)
@@ -341,7 +342,7 @@ def _placed(run: Run, rows: pl.DataFrame) -> pl.DataFrame:
     return rows
 
 
-def _by_points(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
+def _by_points(run: RunData, name: str, points: pl.DataFrame, rows: pl.DataFrame) -> dict[str, Any]:
     """Statistics of a metric at the complete points of a run (a mean over only the fastest nodes would mislead),
     and the values of the average model, if any."""
     curve = tidy.complete_curve(run, name)
@@ -362,10 +363,10 @@ def _by_points(run: Run, name: str, points: pl.DataFrame, rows: pl.DataFrame) ->
     return series
 
 
-def _by_steps(run: Run, name: str, limit: int) -> dict[str, Any] | None:
+def _by_steps(run: RunData, name: str, limit: int) -> dict[str, Any] | None:
     """Statistics of a metric over time and bytes, at no more than ``limit`` instants of its steps; None for a metric without
     a place on these axes."""
-    if (steps := run.steps(name)) is None:
+    if (steps := steps_of(run, name)) is None:
         return None
     table = steps.drawn(_SHARES if run.nodes > MAX_LINES else (), limit)
     series = _statistics(table)
@@ -392,7 +393,7 @@ def _per_node(
 
 
 def _topology(
-    run: Run, graphs: dict[int, Any], nodes: Sequence[int], rounds: Sequence[float], max_values: int
+    run: RunData, graphs: dict[int, Any], nodes: Sequence[int], rounds: Sequence[float], max_values: int
 ) -> dict[str, Any]:
     """The drawn part of the graph at each point of the page's slider (only once for a static graph), within
     the size limit."""

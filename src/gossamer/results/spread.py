@@ -16,11 +16,11 @@ import polars as pl
 from gossamer.errors import BadInput
 from gossamer.results.formatting import NOTHING, Table, interval_text, is_share, metric_title, values_text
 from gossamer.results.groups import Group
-from gossamer.results.run import Run
+from gossamer.results.run_data import RunData
 from gossamer.results.tidy import assigned, check_recorded, confidence, mean_over_rounds
 
 
-def hops(run: Run, metric: str) -> dict[int, int]:
+def hops(run: RunData, metric: str) -> dict[int, int]:
     """The distance of every node reachable from the sources of a metric, which have distance 0 themselves.
     BadInput for a run without poisoned data, or whose algorithm does not use the topology."""
     if not run.poisoned:
@@ -37,7 +37,7 @@ def hops(run: Run, metric: str) -> dict[int, int]:
     return dict(nx.multi_source_dijkstra_path_length(graph, sources or set(run.poisoned)))
 
 
-def by_hops(run: Run, metric: str) -> pl.DataFrame:
+def by_hops(run: RunData, metric: str) -> pl.DataFrame:
     """A metric of a run by distance, from the evaluations that all nodes at the distance have. A row per
     distance: ``hops``; ``nodes``, the number of nodes; ``area``, the area under the curve of the nodes' mean (by
     trapezoids), divided by its rounds; ``final``, their mean at the end; ``half_round``, the first round in which their

@@ -2,7 +2,7 @@
 
 Times to a level, values at a budget, ``stop.target`` and figures over time all come from this one function:
 
-- A row counts from ``time_s - model_age_s`` on, when its model was complete. What belongs to the instant of the row
+- A row counts from ``time_s - model_age_s`` on, when its model was complete. A value that belongs to the instant of the row
   (``train_loss``, ages and shares, values of ``node.record``) counts from ``time_s`` on.
 - The function is the mean over the nodes of their newest values. It begins when all evaluated nodes that are present
   have a value. A node without the metric in a row after round 0 is not waited for. A newcomer counts from its first row.
@@ -28,8 +28,8 @@ import polars as pl
 from jaxtyping import Float
 
 from gossamer.errors import BadInput
-from gossamer.results.recorder import NETWORK
-from gossamer.results.run import Run
+from gossamer.results.reading import NETWORK
+from gossamer.results.run_data import RunData
 from gossamer.results.tidy import at_level, belongs_to_model, evaluation_sets
 
 MAX_DRAWN = 500
@@ -95,8 +95,8 @@ class NodeMean:
         self._push(time_s, False, rank, True)
 
     def advance(self, until_s: float = math.inf) -> Iterator[Step]:
-        """The steps up to an instant, which must have passed. What is reported later about an earlier instant counts from
-        this one on."""
+        """The steps up to an instant, which must have passed. A row or event that is reported later, about an
+        earlier instant, counts from this one on."""
         self._pending.sort(key=itemgetter(0, 1, 2))
         due = bisect_right(self._pending, until_s, key=itemgetter(0))
         events, self._pending = self._pending[:due], self._pending[due:]
@@ -185,14 +185,14 @@ class Resolution(NamedTuple):
 
 
 class Steps:
-    """The step function of a metric of a run; see :meth:`Run.steps`.
+    """The step function of a metric of a run; see :meth:`gossamer.Run.steps`.
 
     Attributes:
         table: a row per step: ``time_s``, ``wall_s``, ``bytes`` (sent by all nodes until then; null if not recorded),
             ``mean`` and ``count`` (nodes), sorted by time.
     """
 
-    def __init__(self, run: Run, metric: str) -> None:
+    def __init__(self, run: RunData, metric: str) -> None:
         self._run, self._metric, self._rows = run, metric, rows_of(run, metric)
         mean = NodeMean(_awaited(run, metric, self._rows))
         self._returns: dict[int, list[float]] = {}
@@ -347,7 +347,17 @@ class Steps:
         return known
 
 
-def rows_of(run: Run, metric: str) -> pl.DataFrame:
+def steps_of(run: RunData, metric: str) -> Steps | None:
+    """The step function of a metric, computed once for a run; see :meth:`gossamer.Run.steps`."""
+    key = "steps", metric
+    if key not in run.derived:
+        known = metric in run.metrics.columns and timed(run, metric)
+        run.derived[key] = Steps(run, metric) if known else None
+    steps: Steps | None = run.derived[key]
+    return steps
+
+
+def rows_of(run: RunData, metric: str) -> pl.DataFrame:
     """The rows that count for a metric, in the order of time: those of all nodes, or of the network if no node has the
     metric. Columns: ``node``, ``round``, ``time_s``, ``moment``, ``value``, ``age_s`` (from when a value counts, before
     ``time_s``) and ``from_s`` (the same as a time)."""
@@ -372,7 +382,7 @@ def _from(age_s: pl.Expr) -> pl.Expr:
     return pl.when(age_s == 0).then(time_s).otherwise((time_s - age_s).round(9))
 
 
-def timed(run: Run, metric: str) -> bool:
+def timed(run: RunData, metric: str) -> bool:
     """Whether a metric has a place on the time axis. The network's rows by rounds have none where nodes reached a round
     at different times: they describe models that never existed together."""
     rows = rows_of(run, metric).filter(pl.col("value").is_not_null())
@@ -385,7 +395,7 @@ def timed(run: Run, metric: str) -> bool:
     return bool((arrivals.agg(pl.col("time_s").n_unique())["time_s"] == 1).all())
 
 
-def check_timed(run: Run, metric: str, option: str = "time axis") -> None:
+def check_timed(run: RunData, metric: str, option: str = "time axis") -> None:
     """Refuse a metric without a place on the time axis; see :func:`timed`."""
     if not timed(run, metric):
         raise BadInput(
@@ -394,7 +404,7 @@ def check_timed(run: Run, metric: str, option: str = "time axis") -> None:
         )
 
 
-def bytes_by(run: Run, times_s: Float[np.ndarray, " times"]) -> Float[np.ndarray, " times"]:
+def bytes_by(run: RunData, times_s: Float[np.ndarray, " times"]) -> Float[np.ndarray, " times"]:
     """The bytes that all nodes had sent by some instants, as far as the record knows: the largest ``network_bytes`` of a row
     or an event until then, or the sum of the nodes' last ``bytes_sent``, if that is more. Records without ``network_bytes``
     give at least this many. NaN where nothing is recorded."""
@@ -423,7 +433,7 @@ def _known_by(
     return np.concatenate([[math.nan], largest])[at]
 
 
-def _awaited(run: Run, metric: str, rows: pl.DataFrame) -> list[int]:
+def _awaited(run: RunData, metric: str, rows: pl.DataFrame) -> list[int]:
     """The nodes for which the function waits at its start: those that have the metric or, for a metric that the algorithm
     records, those that are evaluated."""
     has = rows.filter(pl.col("value").is_not_null())["node"].unique().to_list()
@@ -433,7 +443,7 @@ def _awaited(run: Run, metric: str, rows: pl.DataFrame) -> list[int]:
     return evaluated or has
 
 
-def _with_any(run: Run) -> list[int]:
+def _with_any(run: RunData) -> list[int]:
     """The nodes with a metric of an evaluation set."""
     prefixes = tuple(f"{name}_" for name in evaluation_sets(run.metrics.columns))
     columns = [name for name in run.metrics.columns if name.startswith(prefixes)]
@@ -441,7 +451,7 @@ def _with_any(run: Run) -> list[int]:
     return run.metrics.filter(has)["node"].unique().to_list() if columns else []
 
 
-def _presence(run: Run) -> Iterator[tuple[int, str, float]]:
+def _presence(run: RunData) -> Iterator[tuple[int, str, float]]:
     """When nodes went and came back, in the order of time."""
     events = run.events.filter(pl.col("event").is_in([*_GONE, *_BACK])).drop_nulls(["node", "time_s"])
     yield from events.select("node", "event", "time_s").iter_rows()

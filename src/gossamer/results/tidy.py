@@ -1,4 +1,4 @@
-"""Statistics of a recorded run: the curve of each metric over the nodes, and its final figures.
+"""Statistics of a recorded run: its metrics, and the curve of each one over the nodes.
 
 An evaluation point is one recorded evaluation of the network, with at most one row per node: an instant of
 the time grid (``evaluation.every_s``), or otherwise a round, which every node reaches at its own time. The
@@ -16,17 +16,16 @@ import math
 import statistics
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import polars as pl
 from jaxtyping import Real
 
 from gossamer.errors import BadInput, listed, suggest
-from gossamer.messages.tags import COUNTERS
-from gossamer.results.formatting import beyond_rounding, nodes_text, rounds_text
-from gossamer.results.recorder import METRICS, MOMENTS, TRAFFIC
-from gossamer.results.run import Run
+from gossamer.results.formatting import beyond_rounding
+from gossamer.results.reading import METRICS, MOMENTS, TRAFFIC
+from gossamer.results.run_data import RunData
 
 Axis = Literal["round", "time_s", "wall_s", "bytes"]
 AXES: tuple[Axis, ...] = get_args(Axis)
@@ -42,7 +41,7 @@ _LOWER_IS_BETTER = ("loss", "error", "distance", "perplexity", "staleness", "idl
 # --- metrics
 
 
-def metric_names(run: Run) -> list[str]:
+def metric_names(run: RunData) -> list[str]:
     """The metrics for which a run has a value: test accuracy, other test metrics, those of further evaluation sets,
     losses, the consensus distance, the accuracies of single classes and what the algorithm recorded, and
     :data:`ASYNCHRONY`. Columns of lists, such as a confusion matrix, are none."""
@@ -67,17 +66,17 @@ def metric_names(run: Run) -> list[str]:
     return sorted(present, key=order)
 
 
-def all_metrics(runs: Iterable[Run]) -> list[str]:
+def all_metrics(runs: Iterable[RunData]) -> list[str]:
     """The metrics of several runs, in the order of :func:`metric_names`."""
     return list(dict.fromkeys(name for run in runs for name in metric_names(run)))
 
 
-def main_metric(run: Run) -> str | None:
+def main_metric(run: RunData) -> str | None:
     """The main metric of a run: the first of :func:`metric_names`."""
     return next(iter(metric_names(run)), None)
 
 
-def comparison_metrics(runs: Iterable[Run]) -> list[str]:
+def comparison_metrics(runs: Iterable[RunData]) -> list[str]:
     """The metrics by which runs are compared: those of all evaluation sets, without single classes, or the main metric if
     there are none."""
     runs = list(runs)
@@ -93,7 +92,7 @@ def evaluation_sets(columns: Iterable[str]) -> list[str]:
     return ["test", *sorted(losses - {"test", "train"})]
 
 
-def class_columns(runs: Iterable[Run]) -> dict[str, str]:
+def class_columns(runs: Iterable[RunData]) -> dict[str, str]:
     """The columns with the accuracies of single classes in any of the runs, and the names of these classes."""
     return {column: name for run in runs for column, name in run.class_columns.items()}
 
@@ -112,7 +111,7 @@ def at_level(metric: str, mean: float, level: float, classes: Container[str] = (
     return mean <= level if lower_is_better(metric, classes) else mean >= level
 
 
-def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
+def check_recorded(option: str, metric: str, runs: Iterable[RunData]) -> None:
     """Refuse a metric that no run has recorded, or whose values are lists. ``option`` is the command-line option that
     requests it."""
     runs = list(runs)
@@ -123,26 +122,26 @@ def check_recorded(option: str, metric: str, runs: Iterable[Run]) -> None:
         raise BadInput(f"{option} {metric}: {problem}; accepted: {listed(known)}")
 
 
-def recorded(run: Run, axis: str) -> bool:
+def recorded(run: RunData, axis: str) -> bool:
     """Whether a run has recorded an axis."""
     columns = ("bytes_sent", "network_bytes") if axis == "bytes" else (axis,)
     return any(run.metrics[name].count() > 0 for name in columns if name in run.metrics.columns)
 
 
-def default_axis(runs: Iterable[Run]) -> Axis:
+def default_axis(runs: Iterable[RunData]) -> Axis:
     """The axis of a chart of several runs: time if one of them is recorded on a time grid, otherwise rounds."""
     return "time_s" if any(run.every_s is not None for run in runs) else "round"
 
 
-def rounds_on_record(run: Run) -> tuple[int, int]:
-    """Of the node with the most rounds: how many of its rounds have a row, and how many it has completed."""
+def rounds_on_record(run: RunData) -> tuple[int, int]:
+    """The number of rounds with a row, and of completed rounds, of the node that has completed the most."""
     rows = run.metrics.filter(pl.col("node") >= 0, pl.col("round") > 0)
     by_node = rows.group_by("node").agg(on_record=pl.col("round").n_unique(), rounds=pl.col("round").max())
     furthest = by_node.sort("rounds", "node", descending=[True, False]).select("on_record", "rounds")
     return furthest.row(0) if furthest.height else (0, 0)
 
 
-def belongs_to_model(run: Run, metric: str) -> bool:
+def belongs_to_model(run: RunData, metric: str) -> bool:
     """Whether a row's value of a metric is of its model: those of evaluation sets are. All other values are of the
     instant at which the row was made."""
     sets = run.setup.get("evaluation_sets") or evaluation_sets(run.metrics.columns)
@@ -152,7 +151,7 @@ def belongs_to_model(run: Run, metric: str) -> bool:
 # --- curves
 
 
-def assigned(run: Run) -> pl.DataFrame:
+def assigned(run: RunData) -> pl.DataFrame:
     """The recorded rows that belong to an evaluation point, with ``point`` (0, 1, ...) and ``instant`` (which identifies the
     point in every run: round, seconds of the grid, or infinity for the end)."""
     metrics, moment = run.metrics.sort("time_s", maintain_order=True), pl.col("moment")
@@ -195,7 +194,7 @@ def _position(has: pl.Expr) -> dict[str, pl.Expr]:
     return {"round": pl.col("round").filter(has).mean(), **ranges}
 
 
-def points(run: Run) -> pl.DataFrame:
+def points(run: RunData) -> pl.DataFrame:
     """The evaluation points: ``point``, ``round`` (the mean over the nodes with a row), and the ranges ``round_least``,
     ``round_most``, ``time_s_least``, ``time_s_most`` of these rows. The network's own rows count only if there are
     no others."""
@@ -204,7 +203,7 @@ def points(run: Run) -> pl.DataFrame:
     return by_point.agg(**_position(pl.lit(value=True))).sort("point")
 
 
-def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
+def curves(run: RunData, metrics: Iterable[str] | None = None, *, network: bool = False) -> pl.DataFrame:
     """Statistics over the nodes at every point, of all metrics or of some: ``metric``, ``point``, ``instant``, ``round`` and
     the ranges of rounds and times as in :func:`points`, ``mean``, ``std`` (with the divisor n), ``min``, ``max``, ``count``,
     and ``complete``.
@@ -255,16 +254,24 @@ def curves(run: Run, metrics: Iterable[str] | None = None, *, network: bool = Fa
     return table.update(points(run), on="point").select(table.columns)
 
 
-def _unrecorded_since_return(run: Run) -> list[int]:
+def _unrecorded_since_return(run: RunData) -> list[int]:
     """Ranks of the nodes that came back and have recorded nothing since."""
     back = run.events.filter(event="returned").group_by("node").agg(back_s=pl.col("time_s").max())
     last = run.metrics.group_by("node").agg(last_s=pl.col("time_s").max())
     return back.join(last, on="node").filter(pl.col("back_s") > pl.col("last_s"))["node"].to_list()
 
 
-def complete_curve(run: Run, metric: str) -> pl.DataFrame:
-    """The complete points of a metric in :attr:`Run.curves`."""
-    return run.curves.filter(pl.col("metric") == metric, "complete")
+def curves_of(run: RunData) -> pl.DataFrame:
+    """The :func:`curves` of all metrics, computed once for a run."""
+    if "curves" not in run.derived:
+        run.derived["curves"] = curves(run)
+    table: pl.DataFrame = run.derived["curves"]
+    return table
+
+
+def complete_curve(run: RunData, metric: str) -> pl.DataFrame:
+    """The complete points of a metric in :func:`curves_of` a run."""
+    return curves_of(run).filter(pl.col("metric") == metric, "complete")
 
 
 def finite(table: pl.DataFrame) -> pl.DataFrame:
@@ -274,150 +281,7 @@ def finite(table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(pl.when(floats.is_finite()).then(floats), lists)
 
 
-# --- figures at the end
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best mean over the nodes, the range of their rounds then, and the number of evaluations ``of`` which it is the
-    best. It is chosen on the set on which it is measured, and so exceeds what the same model would have on others."""
-
-    mean: float
-    round_least: int
-    round_most: int
-    of: int
-
-
-@dataclass(frozen=True)
-class FinalValue:
-    """A metric at the end of a run: the mean over the nodes of their newest rows, which is the last step of
-    :meth:`Run.steps`, and the range of rounds of these rows. A run by rounds ends with all nodes in its last round. A metric
-    without a place on the time axis has the value of its last complete round. Metrics in :data:`ASYNCHRONY` cover the whole
-    run. The mean is over ``count`` of the experiment's ``nodes`` (None for a metric of the network); those that are away at
-    the end do not count.
-
-    ``best`` is the best mean at a complete evaluation point, for metrics of model quality (those of evaluation sets, and the
-    training loss). ``early``: other metrics have a later complete evaluation, or nodes have later models."""
-
-    mean: float
-    std: float
-    count: int
-    round_least: int
-    round_most: int
-    best: Best | None = None
-    nodes: int | None = None
-    early: bool = False
-
-    @property
-    def over(self) -> str:
-        """The nodes with a value, such as "over 14 of 16 nodes"; empty for the network and for a single node."""
-        if self.nodes is None or self.count == self.nodes == 1:
-            return ""
-        return f"over {nodes_text(self.count, self.nodes)}"
-
-    def before(self, last: int | None) -> str:
-        """The rounds of the value, such as "rounds 3 to 5", unless it is the last one and all of its nodes were in round
-        ``last``."""
-        if self.round_least == self.round_most and self.round_most >= (last or 0) and not self.early:
-            return ""
-        return rounds_text(self.round_least, self.round_most)
-
-
-@dataclass(frozen=True)
-class FinalSummary:
-    """The result of a run: times in seconds, traffic in bytes, counts over the whole network.
-
-    ``rounds`` is that of the fastest node, ``least_rounds`` that of the slowest one that is present at the end.
-    ``messages`` has the counts ``messages_*`` of the :func:`totals` without that prefix. Unless these are ``exact``, there
-    may have been more rounds, bytes and messages. None stands for values that the run has not recorded.
-    """
-
-    status: str
-    nodes: int
-    parameters: int | None
-    rounds: int | None
-    least_rounds: int | None
-    time_s: float | None
-    wall_s: float | None
-    bytes_sent: int | None
-    metrics: dict[str, FinalValue]
-    messages: dict[str, int]
-    exact: bool
-
-
-def totals(run: Run) -> dict[str, Any]:
-    """The totals of a run (:class:`~gossamer.results.schema.Totals`). If the engine has written none, since the run was
-    killed or has not ended, or its version did not count them, they are sums over the nodes' last rows, which need
-    not add up and are not ``exact``; totals that no row has are missing."""
-    if (counted := run.figures.get("totals")) is not None:
-        return dict(counted)
-    columns = "round", "time_s", *COUNTERS
-    latest = run.metrics.filter(pl.col("node") >= 0).group_by("node").agg(pl.col(columns).max())
-    present = latest.filter(~pl.col("node").is_in(run.away))
-    return {
-        **{name: int(latest[name].sum()) for name in COUNTERS if latest[name].count()},
-        "rounds_most": latest["round"].max(),
-        "rounds_least": present["round"].min(),
-        "time_s": run.metrics["time_s"].max(),
-        "exact": False,
-    }
-
-
-def total(run: Run, axis: str) -> float | None:
-    """The end of a run on the axis ``time_s`` or ``bytes``: its time in seconds, or the bytes that all nodes have sent."""
-    return totals(run).get("bytes_sent" if axis == "bytes" else axis)
-
-
-def final_summary(run: Run) -> FinalSummary:
-    """The result of a run."""
-    counted = totals(run)
-    finals = {name: final(run, name) for name in metric_names(run)}
-    fates = {name: count for name, count in counted.items() if name.startswith("messages_")}
-    return FinalSummary(
-        status=run.status,
-        nodes=run.nodes,
-        parameters=run.setup.get("parameters"),
-        rounds=counted["rounds_most"],
-        least_rounds=counted["rounds_least"],
-        time_s=counted["time_s"],
-        wall_s=run.wall_s,
-        bytes_sent=counted.get("bytes_sent"),
-        metrics={name: value for name, value in finals.items() if value is not None},
-        messages={name.removeprefix("messages_"): count for name, count in fates.items()},
-        exact=counted["exact"],
-    )
-
-
-def final(run: Run, name: str) -> FinalValue | None:
-    """A metric at the end of a run, and its best; None if the run has none."""
-    if name in ASYNCHRONY:
-        return _over_the_run(run, name)
-    table = complete_curve(run, name)
-    steps = run.steps(name)
-    last = None if steps is None else steps.last()
-    if last is None:
-        if table.is_empty():
-            return None
-        last = table.select("mean", "std", "count", "round_least", "round_most").row(-1, named=True)
-    best = None
-    if name == "train_loss" or belongs_to_model(run, name):
-        good = table.filter(pl.col("mean").is_finite()).select("mean", "round_least", "round_most")
-        good = good.sort("mean", descending=not lower_is_better(name, run.class_columns), maintain_order=True)
-        best = None if good.is_empty() else Best(**good.row(0, named=True), of=len(good))
-    latest = run.curves.filter("complete")["point"].max()
-    early, nodes = bool(table.height) and table["point"][-1] != latest, _nodes_of(run, name)
-    return FinalValue(**last, best=best, nodes=nodes, early=early or (nodes is None and _ends_apart(run)))
-
-
-def _ends_apart(run: Run) -> bool:
-    """Whether some nodes have rows of the end, but not all, so that the network has none."""
-    ends = run.metrics.filter(pl.col("moment").str.contains("end"))["node"]
-    return bool(len(ends)) and not (ends < 0).any()
-
-
-def _nodes_of(run: Run, name: str) -> int | None:
-    """The number of nodes of a run; None for a metric that only the network has."""
-    return run.nodes if run.metrics.filter(pl.col("node") >= 0)[name].count() else None
+# --- statistics
 
 
 def mean_over_rounds(
@@ -430,58 +294,9 @@ def mean_over_rounds(
     )
 
 
-def _over_the_run(run: Run, name: str) -> FinalValue | None:
-    """A metric whose rows cover the time since the node's previous row, over the whole run: shares are weighted by the
-    seconds for which the node was present, mean ages by messages."""
-    value, weight = pl.col(name), pl.col("weight")
-    mean = (value * weight).sum() / weight.sum()
-    present_s = pl.col("time_s") - pl.col("away_s").fill_null(0)
-    cumulative = pl.col("messages_taken") if name.startswith("staleness") else present_s
-    nodes = (
-        run.metrics.filter(pl.col("node") >= 0)
-        .sort("time_s", maintain_order=True)
-        .join_asof(_absences(run), on="time_s", by="node", check_sortedness=False)
-        .with_columns(weight=cumulative)
-        .with_columns(weight=(weight - weight.shift().over("node").fill_null(0)).clip(0))
-        .filter(value.is_not_null())
-        .group_by("node", maintain_order=True)  # so that sums have a fixed order and reproducible bits
-        .agg(value=value.max() if name == "staleness_max_s" else mean, round=pl.col("round").max())
-        .filter(pl.col("value").is_finite())
-    )
-    if nodes.is_empty():
-        return None
-    summary = nodes.select(
-        mean=pl.col("value").mean(),
-        std=pl.col("value").std(ddof=0),
-        count=pl.len(),
-        round_least=pl.col("round").min(),
-        round_most=pl.col("round").max(),
-    )
-    return FinalValue(**summary.row(0, named=True), nodes=run.nodes)
-
-
 FEWEST = 3
 """Fewer values have no interval: that of two is 12.7 times as wide as the distance between them, and says less
 than the values themselves."""
-
-
-def _absences(run: Run) -> pl.DataFrame:
-    """``node``, ``time_s`` and ``away_s``: for each return of a node, its time and the seconds for which the node has been
-    away until then. (A frozen process does not know that it was, so only a simulated node that is frozen is away.)"""
-    leaves, comes_back = {"absent", "lost", "left"}, {"joined", "returned"}
-    if run.virtual:
-        leaves, comes_back = leaves | {"frozen"}, comes_back | {"thawed"}
-    since: dict[int, float] = {}
-    away: dict[int, float] = {}
-    rows = []
-    for node, event, time_s in run.events.drop_nulls("node").select("node", "event", "time_s").iter_rows():
-        if event in leaves:
-            since.setdefault(node, time_s)
-        elif event in comes_back and node in since:
-            away[node] = away.get(node, 0.0) + time_s - since.pop(node)
-            rows.append((node, time_s, away[node]))
-    schema = {"node": pl.Int32, "time_s": pl.Float64, "away_s": pl.Float64}
-    return pl.DataFrame(rows, schema, orient="row").sort("time_s")
 
 
 @dataclass(frozen=True)

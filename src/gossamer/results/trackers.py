@@ -20,9 +20,10 @@ from gossamer.config import Experiment
 from gossamer.config.registry import Component, FilePath, register
 from gossamer.errors import BadInput, cause
 from gossamer.files import read_json
+from gossamer.results.evaluations import Evaluations
 from gossamer.results.formatting import flat
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import MAX_FIGURES_BYTES, Evaluations
+from gossamer.results.reading import MAX_FIGURES_BYTES
 from gossamer.results.run import Run
 from gossamer.results.schema import SweepRecord
 

@@ -9,7 +9,7 @@ from typing import Any
 from gossamer import files
 from gossamer.errors import BadInput
 from gossamer.node import checkpoint
-from gossamer.results import recorder
+from gossamer.results import reading
 from gossamer.results.checkpoints import complete_numbers, read_run_checkpoint
 from gossamer.results.folder import run_id
 from gossamer.results.run import Run, load_run
@@ -36,7 +36,7 @@ def problems_of(path: Path) -> list[str]:
             return None
 
     if (path / "sweep.json").exists():
-        record = attempt(files.read_json, path / "sweep.json", SweepRecord, path, recorder.MAX_FIGURES_BYTES)
+        record = attempt(files.read_json, path / "sweep.json", SweepRecord, path, reading.MAX_FIGURES_BYTES)
         for folder in [entry["folder"] for entry in (record or {"runs": []})["runs"] if entry["folder"]]:
             if not (path / folder).exists():
                 problems.append(f"{path / folder}: missing; accepted: the folder of each run in sweep.json")
@@ -45,7 +45,7 @@ def problems_of(path: Path) -> list[str]:
     if (path / "experiment.yaml").exists():
         for part in _PARTS:
             attempt(getattr, Run(path), part)
-        attempt(recorder.check_files, path, "*")
+        attempt(reading.check_files, path, "*")
         for number in complete_numbers(path / "checkpoints"):
             saved = attempt(read_run_checkpoint, path / "checkpoints", number)
             for rank in () if saved is None else saved.rounds:

@@ -63,7 +63,7 @@ def earliest(completed: int, last: int | None, *, gathers: bool, joins: bool, re
 # --- who takes part
 
 
-class Presence:
+class Membership:
     """The nodes that take part in a run. Engines tell it what has happened to a node, and when it is noticed: at once by a
     worker, or after a time of detection.
 

@@ -14,7 +14,7 @@ from gossamer.learning.optimizer import checked_state
 from gossamer.learning.parameters import Layout, generators_restored
 from gossamer.learning.proof import vectors_needed
 from gossamer.process_memory import available_bytes
-from gossamer.results.recorder import METRICS, TRAFFIC
+from gossamer.results.reading import METRICS, TRAFFIC
 from gossamer.tasks import Task
 
 _MIN_ADDRESS_SPACE = 2 * 2**30  # with less, torch and polars abort or spin when they can't start a thread

@@ -17,8 +17,9 @@ from gossamer.messages.tags import Model, Traffic
 from gossamer.node import Measurement, NodeRuntime
 from gossamer.node.shown import CompleteModel, shown_in
 from gossamer.results.checkpoints import RunCheckpoint
-from gossamer.results.recorder import MOMENTS, average, consensus_distance
-from gossamer.results.recorder import NETWORK as NETWORK
+from gossamer.results.consensus import average, consensus_distance
+from gossamer.results.reading import MOMENTS
+from gossamer.results.reading import NETWORK as NETWORK
 from gossamer.results.segment import Segment
 from gossamer.results.steps import NodeMean
 from gossamer.results.tidy import at_level

@@ -25,17 +25,17 @@ from gossamer.fingerprint import fingerprint, names_own_code
 from gossamer.layers import CodedNode, layers_of
 from gossamer.learning import Mean
 from gossamer.learning.batches import BatchStream
+from gossamer.learning.evaluation_metrics import EvaluationMetrics
 from gossamer.learning.gradient import MeanGradient
 from gossamer.learning.guard import refusing
-from gossamer.learning.measures import Measures
 from gossamer.learning.parameters import Layout, with_maker
 from gossamer.learning.proof import OneClassBatch, SmallestBatch, failure_of
 from gossamer.learning.thread_pool import one_thread
 from gossamer.learning.trainer import SequentialTrainer, choose_trainer
-from gossamer.learning.trial import tried_measures
+from gossamer.learning.trial import tried_metrics
 from gossamer.network import ComputeProfile, Network
 from gossamer.network.network import try_out as try_out_network
-from gossamer.node import Setting
+from gossamer.node import CheckContext
 from gossamer.node.setup import Setup as Setup
 from gossamer.randomness import generator
 from gossamer.reads import noting, noting_opened
@@ -133,28 +133,28 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         named = _algorithms_with("tolerates_sampling")
         raise BadInput(f"topology: sampled, for {algorithm.name_of()}; accepted: a graph, or one of {named}")
     _check_stop(experiment, topology)
-    settled = experiment.compute.settled(nodes, seed)
-    _check_durations(settled, nodes, seed)
-    _check_churn(experiment, faults, settled, holders)
-    compute = faults.compute(settled, frozen=virtual)
+    profile = experiment.compute.for_nodes(nodes, seed)
+    _check_durations(profile, nodes, seed)
+    _check_churn(experiment, faults, profile, holders)
+    compute = faults.compute(profile, frozen=virtual)
     _check_learning_rates(experiment)
     _check_codec(experiment, layout, topology, network, faults)
     _check_aggregator(experiment, topology)
     if experiment.secure_aggregation is not None:
         _check_secure_aggregation(experiment, topology, faults)
-    name, trainer_note = (trainer, "") if trainer else _settled_trainer(experiment, task, layout, parts)
+    name, trainer_note = (trainer, "") if trainer else _chosen_trainer(experiment, task, layout, parts)
     sets = tuple(task.tests)
-    setting = Setting(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
-    algorithm.check(setting)
+    context = CheckContext(nodes, topology, experiment.optimizer, experiment.codec, layout, sets)
+    algorithm.check(context)
     wrapped_ranks = {}
     for number, middleware in enumerate(experiment.middleware):
-        middleware.check(setting)
+        middleware.check(context)
         field = f"middleware.{number}.at"
         wrapped_ranks[field] = choose(middleware.at, field=field)
     evaluated = _evaluated(experiment, outcomes)
-    measures, notes = _tried_measures(experiment, task, personal, len(evaluated))
-    _check_metric(experiment, measures, sets, outcomes)
-    check_record(experiment, len(evaluated), len(sets) * len(list(measures.numbers())))
+    metrics, notes = _tried_metrics(experiment, task, personal, len(evaluated))
+    _check_metric(experiment, metrics, sets, outcomes)
+    check_record(experiment, len(evaluated), len(sets) * len(list(metrics.numbers())))
     layers = layers_of(
         experiment,
         [*wrapped_ranks.values()],
@@ -178,7 +178,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
         trainer=name,
         trainer_note=trainer_note,
         data=data,
-        measures=measures,
+        metrics=metrics,
         remarks=[*remarks, *notes],
         poisoned=[*poisoned_ranks.values()],
         chosen={**poisoned_ranks, **faults.chosen, **wrapped_ranks},
@@ -191,7 +191,7 @@ def _prepared(experiment: Experiment, trainer: str | None) -> Setup:
     return setup
 
 
-def _settled_trainer(
+def _chosen_trainer(
     experiment: Experiment, task: Task, layout: Layout, parts: Sequence[Int[np.ndarray, " _"]]
 ) -> tuple[str, str]:
     """The name of a trainer that has proved itself, and why "auto" did not take another one."""
@@ -477,27 +477,27 @@ def _message_limit(experiment: Experiment, layout: Layout) -> int:
     return max(limit, words + 65536 + 256 * experiment.nodes)  # room for the roster of all senders
 
 
-def _tried_measures(
+def _tried_metrics(
     experiment: Experiment, task: Task, personal: list[Int[np.ndarray, " _"]], models: int
-) -> tuple[Measures, list[str]]:
-    """The task's measures, and sentences about them, after a trial and a check of the memory that they need."""
+) -> tuple[EvaluationMetrics, list[str]]:
+    """The task's metrics, and sentences about them, after a trial and a check of the memory that they need."""
     limit, largest = experiment.evaluation.samples, max(map(len, personal), default=0)
 
     def fits(on: str, sample_bytes: int) -> None:
         samples = min(len(task.tests[on][1]), limit or sys.maxsize)
         check_outputs(experiment, on, max(samples, largest), sample_bytes, models)
 
-    return tried_measures(task, experiment.seed, limit, fits, personal)
+    return tried_metrics(task, experiment.seed, limit, fits, personal)
 
 
 def _check_metric(
-    experiment: Experiment, measures: Measures, sets: tuple[str, ...], outcomes: tuple[int, ...]
+    experiment: Experiment, metrics: EvaluationMetrics, sets: tuple[str, ...], outcomes: tuple[int, ...]
 ) -> None:
     target = experiment.stop.target
     if target is None:
         return
     own = experiment.partition.personal_fraction is not None and experiment.evaluation.nodes != "average"
-    recorded = [f"{name}_{column}" for name in (*sets, *["personal"] * own) for column in measures.numbers()]
+    recorded = [f"{name}_{column}" for name in (*sets, *["personal"] * own) for column in metrics.numbers()]
     accepted = ["train_loss", *(["consensus_distance"] if len(outcomes) > 1 else []), *recorded]
     if target.metric not in accepted:
         raise BadInput(f"stop.target.metric: got {target.metric!r}; accepted: {listed(accepted)}")

@@ -13,7 +13,8 @@ from gossamer.learning.parameters import Layout, ModuleMaker, initial_model
 from gossamer.messages.tags import Model
 from gossamer.randomness import SHARED, torch_seed
 from gossamer.results.formatting import some
-from gossamer.results.run import load_run, model_of
+from gossamer.results.run import load_run
+from gossamer.results.run_data import model_of
 
 
 def resolved(experiment: Experiment) -> Experiment:

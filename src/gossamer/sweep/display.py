@@ -18,9 +18,10 @@ from gossamer.results.formatting import print_table, seconds_text
 from gossamer.results.segment import read_appended
 from gossamer.results.tidy import finite
 from gossamer.runtime.recording import stopwatch
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import Counts, SilentDisplay, SweepObserver, SweepOutcome
-from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import State, metric_columns, states, summary
+from gossamer.sweep.sweep import Sweep
+from gossamer.sweep.table import RunState, metric_columns, states, summary
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -64,7 +65,7 @@ class SweepLines(SweepObserver):
         with suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
-    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+    def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
         text = f"{state.status}: {state.cause}" if state.cause else state.status
         done = f"{counts.skipped + counts.ended}/{counts.total}  {planned.title}: {text}"
         left = ""
@@ -107,7 +108,7 @@ class _LiveTable(SweepLines):
                     row = self._rows[run] = _Row(planned, segment, self._progress, task)
                 row.look()
 
-    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+    def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
         super().ended(planned, state, counts, value)
         self._running.pop(planned.run, None)
         if row := self._rows.pop(planned.run, None):

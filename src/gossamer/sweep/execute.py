@@ -24,11 +24,12 @@ from gossamer.runtime.outcome import ending_signals
 from gossamer.runtime.processes.executors import executor_of
 from gossamer.runtime.recording import stopwatch
 from gossamer.runtime.setup import prepare
-from gossamer.sweep.claims import LOOK_S, Claim, Watch, held_for, process, remove
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.pool import LocalPool
+from gossamer.sweep.run_claims import LOOK_S, RunClaim, Watch, held_for, process, remove
 from gossamer.sweep.stale import Findings, look
-from gossamer.sweep.sweep import Planned, Sweep
-from gossamer.sweep.table import ENDED, ENDED_BADLY, State, state_of, states, write_results, write_state
+from gossamer.sweep.sweep import Sweep
+from gossamer.sweep.table import ENDED, ENDED_BADLY, RunState, state_of, states, write_results, write_state
 
 _CHECK_S = 0.2
 """Seconds between two checks whether the user has stopped the sweep."""
@@ -72,7 +73,7 @@ class SweepObserver:
     def update(self, counts: Counts) -> None:
         """Show the progress; called several times a second."""
 
-    def ended(self, planned: Planned, state: State, counts: Counts, value: str) -> None:
+    def ended(self, planned: Planned, state: RunState, counts: Counts, value: str) -> None:
         """Show that a run has ended, with its first metric as text, or that the executor lost it."""
 
 
@@ -83,7 +84,7 @@ class SweepOutcome:
     the runs that were finished before."""
 
     counts: Counts
-    failed: tuple[tuple[Planned, State], ...]
+    failed: tuple[tuple[Planned, RunState], ...]
     stopped: bool
     notes: tuple[str, ...] = ()
 
@@ -106,8 +107,8 @@ def run_sweep(
     depend neither on the executor nor on the number of jobs.
 
     Several processes, on one or many machines that see the sweep's folder, may call this at the same time. Each run is done
-    by one of them (:mod:`gossamer.sweep.claims`); each call waits for the runs of the others, and starts those whose process
-    died again.
+    by one of them (:mod:`gossamer.sweep.run_claims`); each call waits for the runs of the others, and starts a run again if
+    its process has died.
 
     Args:
         sweep: the sweep to run. It is recorded in its folder.
@@ -175,13 +176,13 @@ def by_run(chosen: Sequence[Planned]) -> dict[str, Planned]:
 def findings(
     sweep: Sweep,
     chosen: Mapping[str, Planned],
-    before: Mapping[str, State],
+    before: Mapping[str, RunState],
     *,
     again: bool = False,
     keep: bool = False,
 ) -> Findings:
-    """What has changed since the runs that are finished and do not start again, the runs that are not chosen included, since
-    the results compare all; arguments as for :func:`run_sweep`."""
+    """The changes since the finished runs that do not start again. Runs that are not chosen are included, since the results
+    compare all of them. The arguments are those of :func:`run_sweep`."""
     if again and keep:
         raise BadInput("--keep: with --again, which starts finished runs again; accepted: one of them")
     runs = by_run([*chosen.values(), *sweep.planned])
@@ -191,7 +192,7 @@ def findings(
 
 def remaining(
     chosen: Mapping[str, Planned],
-    before: Mapping[str, State],
+    before: Mapping[str, RunState],
     *,
     retry_failed: bool = False,
     again: bool = False,
@@ -231,7 +232,7 @@ def carry_out(job: Mapping[str, Any]) -> dict[str, Any]:
             return _answer("pending")
         try:
             folder = Path(job["out"], job["run"])
-            if (claim := Claim.take(folder, job["owner"], job["after"])) is None:
+            if (claim := RunClaim.take(folder, job["owner"], job["after"])) is None:
                 return _answer(_CLAIMED)
             with claim:
                 now = state_of(folder)
@@ -256,7 +257,7 @@ def _answer(
     return {"status": status, "cause": cause, "folder": folder and str(folder), "value": value}
 
 
-def _seen(state: State) -> list[str | None]:
+def _seen(state: RunState) -> list[str | None]:
     """A state of a run, in short, as it is sent to workers."""
     return [state.status, None if state.folder is None else state.folder.name]
 
@@ -284,7 +285,7 @@ class SilentDisplay(Display):
 class _OneOfMany(SilentDisplay):
     """Ends its run once the file ``stop`` exists, or another process has the run."""
 
-    def __init__(self, experiment: Experiment, stop: Path, claim: Claim) -> None:
+    def __init__(self, experiment: Experiment, stop: Path, claim: RunClaim) -> None:
         super().__init__(experiment)
         self._stop, self._claim = stop, claim
         self._seconds, self._checked_s = stopwatch(), 0.0
@@ -324,7 +325,7 @@ class _SweepRun:
     """The runs of one call, from submission to record."""
 
     def __init__(
-        self, sweep: Sweep, before: dict[str, State], counts: Counts, observer: SweepObserver
+        self, sweep: Sweep, before: dict[str, RunState], counts: Counts, observer: SweepObserver
     ) -> None:
         self.states, self.counts, self.stopping = dict(before), counts, False
         self._sweep, self._before, self._observer = sweep, before, observer
@@ -340,7 +341,7 @@ class _SweepRun:
         stop = out / f".stopped-{secrets.token_hex(4)}"  # other processes that share the sweep go on
         path = [*filter(None, sys.path)]
         job = {"out": str(out), "command": sys.argv, "stop": str(stop), "path": path, "owner": process()}
-        self.states |= {planned.run: State() for planned in todo}
+        self.states |= {planned.run: RunState() for planned in todo}
         self._write()
 
         def submit(planned: Planned, after: int) -> bool:
@@ -383,7 +384,7 @@ class _SweepRun:
         try:
             self._pending[executor.submit(carry_out, job)] = planned
         except Exception as error:  # noqa: BLE001 - after any error, the executor takes no more runs
-            self._ended(planned, State("pending", f"the executor failed: {cause(error)}"))
+            self._ended(planned, RunState("pending", f"the executor failed: {cause(error)}"))
             return False
         return True
 
@@ -428,22 +429,22 @@ class _SweepRun:
             self._look_s = 0.0
             return
         folder = result["folder"] and self._sweep.folder / planned.run / Path(result["folder"]).name
-        self._ended(planned, State(result["status"], result["cause"], folder), result["value"])
+        self._ended(planned, RunState(result["status"], result["cause"], folder), result["value"])
 
-    def _lost(self, planned: Planned, why: str) -> State:
+    def _lost(self, planned: Planned, why: str) -> RunState:
         """The state of a run that an executor lost."""
         folder = self._sweep.folder / planned.run
         state, began = state_of(folder), held_for(folder, process())
         if began and state.folder is not None and state != self._before[planned.run]:
             RunFolder.open(state.folder).write_status("failed", error=why)
-            state = State("failed", why, state.folder)
+            state = RunState("failed", why, state.folder)
         else:
-            state = State("pending", f"the executor lost it before it began: {why}")
+            state = RunState("pending", f"the executor lost it before it began: {why}")
         if began:
             remove(folder)
         return state
 
-    def _ended(self, planned: Planned, state: State, value: str = "") -> None:
+    def _ended(self, planned: Planned, state: RunState, value: str = "") -> None:
         self.states[planned.run] = state
         if state.status in ENDED:
             counts = self.counts

@@ -16,8 +16,9 @@ from gossamer.progress import Display
 from gossamer.results.formatting import bytes_text, print_table, seconds_text
 from gossamer.results.run import Run
 from gossamer.runtime.recording import stopwatch
+from gossamer.sweep.cells import Planned
 from gossamer.sweep.execute import by_run, findings, jobs_for, narrow, remaining
-from gossamer.sweep.sweep import Planned, Sweep
+from gossamer.sweep.sweep import Sweep
 from gossamer.sweep.table import states
 
 _TRIAL_S = 2.0
@@ -86,7 +87,7 @@ def _memory_bytes(run: Run) -> float | None:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The plan of a sweep.
 
     Attributes:
@@ -113,7 +114,7 @@ def plan(
     retry_failed: bool = False,
     again: bool = False,
     keep: bool = False,
-) -> Plan:
+) -> SweepPlan:
     """The plan of a call with these arguments, as for :func:`gossamer.sweep.execute.run_sweep`."""
     before, runs = states(sweep), by_run(chosen)
     todo = remaining(runs, before, retry_failed=retry_failed, again=again)
@@ -145,7 +146,7 @@ def plan(
     walls = [wall_s for wall_s in times if wall_s is not None]
     left = {"runs": len(todo), "unknown": len(times) - len(walls), "jobs": jobs, "total_s": sum(walls)}
     left |= {"wall_s": None if jobs is None else elapsed(walls, jobs)}
-    return Plan(rows, left, len(runs), tuple(found.notes()))
+    return SweepPlan(rows, left, len(runs), tuple(found.notes()))
 
 
 def elapsed(walls: Sequence[float], jobs: int) -> float:
@@ -157,7 +158,7 @@ def elapsed(walls: Sequence[float], jobs: int) -> float:
     return max(free)
 
 
-def print_plan(made: Plan) -> None:
+def print_plan(made: SweepPlan) -> None:
     """Print the plan, how long the remaining runs take, and how long one after another."""
     head = ["cell", "overrides", "seed", "status", "time", "memory", "measured on"]
     shown = [

@@ -15,18 +15,18 @@ from gossamer.fingerprint import Present, changed_versions, packages
 from gossamer.results.folder import environment, latest, read_environment, versions
 from gossamer.results.formatting import some
 from gossamer.results.run import Run
-from gossamer.sweep.sweep import Planned
-from gossamer.sweep.table import State
+from gossamer.sweep.cells import Planned
+from gossamer.sweep.table import RunState
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Findings:
-    """What a comparison of finished runs with the present has found. Each text maps to the runs to which it applies.
+    """The result of a comparison of finished runs with the present. Each text maps to the runs to which it applies.
 
     Attributes:
-        changed: what would make other results now. A run with such an entry is stale.
+        changed: changes that would lead to other results now. A run with such an entry is stale.
         other_versions: versions that differ.
         not_at_hand: data that can't be compared on this machine.
         unknown: runs without a fingerprint."""
@@ -37,7 +37,7 @@ class Findings:
     unknown: list[Planned] = field(default_factory=list)
 
     def of(self, planned: Planned) -> list[str]:
-        """What has changed since a run."""
+        """The changes since a run."""
         return [text for text, runs in self.changed.items() if planned in runs]
 
     def refuse(self, folder: Path, chosen: Container[str]) -> None:
@@ -78,7 +78,7 @@ def _runs(runs: list[Planned]) -> str:
     return f"{len(runs)} runs: {named}" if len(runs) > 1 else named
 
 
-def look(finished: Mapping[str, tuple[Planned, State]]) -> Findings:
+def look(finished: Mapping[str, tuple[Planned, RunState]]) -> Findings:
     """Compare finished runs with the present, without loading any data."""
     found, present, here = Findings(), Present(), environment(sys.argv)
     for planned, state in finished.values():
@@ -91,7 +91,7 @@ def look(finished: Mapping[str, tuple[Planned, State]]) -> Findings:
 
 
 def _compare(
-    planned: Planned, state: State, found: Findings, present: Present, here: Mapping[str, Any]
+    planned: Planned, state: RunState, found: Findings, present: Present, here: Mapping[str, Any]
 ) -> None:
     assert state.folder is not None, "it is done"
     experiment, recorded = planned.experiment, latest(read_environment(state.folder))

@@ -12,12 +12,13 @@ import polars as pl
 
 from gossamer.errors import BadInput, listed, suggest
 from gossamer.results import comparison, schema
+from gossamer.results.finals import final_summary
 from gossamer.results.folder import atomic, read_status, write_json, write_table
 from gossamer.results.groups import Group, default_baseline, find_baseline, shown_label
 from gossamer.results.run import Run
-from gossamer.results.tidy import confidence, final_summary
-from gossamer.sweep.claims import held
-from gossamer.sweep.sweep import Sweep
+from gossamer.results.tidy import confidence
+from gossamer.sweep.cells import SweepRuns
+from gossamer.sweep.run_claims import held
 
 _STATE: dict[str, Any] = {"seed": pl.Int64, "status": pl.String, "cause": pl.String}
 _FIGURES: dict[str, Any] = {
@@ -46,7 +47,7 @@ ENDED: tuple[Status, ...] = ("done", *ENDED_BADLY)
 
 
 @dataclass(frozen=True)
-class State:
+class RunState:
     """The state of one run, the reason (in one line) why it failed, diverged or has not begun, and the
     attempt that counts, if any."""
 
@@ -55,38 +56,38 @@ class State:
     folder: Path | None = None
 
 
-def states(sweep: Sweep, known: Mapping[str, State] | None = None) -> dict[str, State]:
+def states(sweep: SweepRuns, known: Mapping[str, RunState] | None = None) -> dict[str, RunState]:
     """The state of every run of a sweep, by the name of its folder. ``known`` are states that need not be read."""
     runs = dict.fromkeys(planned.run for planned in sweep.planned)
     return {run: (known or {}).get(run) or _current(sweep.folder / run) for run in runs}
 
 
-def _current(folder: Path) -> State:
+def _current(folder: Path) -> RunState:
     state = state_of(folder)
     running = state.status not in ENDED and held(folder)
-    return State("running", None, state.folder) if running else state
+    return RunState("running", None, state.folder) if running else state
 
 
-def state_of(folder: Path) -> State:
+def state_of(folder: Path) -> RunState:
     """The recorded state of a run: that of the finished attempt, or else of the last one (ids sort by time)."""
     # Listing a folder makes NFS ask its server; that a file was missing, it may remember for a minute.
     files = folder.glob("*/*")
     attempts = sorted((file.parent for file in files if file.name == "experiment.yaml"), reverse=True)
     ended = [_state_of_attempt(attempt) for attempt in attempts]
-    return next((state for state in ended if state.status == "done"), ended[0] if ended else State())
+    return next((state for state in ended if state.status == "done"), ended[0] if ended else RunState())
 
 
-def _state_of_attempt(attempt: Path) -> State:
+def _state_of_attempt(attempt: Path) -> RunState:
     try:
         recorded = read_status(attempt)
     except BadInput as error:
-        return State("interrupted", str(error), attempt)
+        return RunState("interrupted", str(error), attempt)
     status = recorded.get("status", "interrupted")
     cause = " ".join(str(recorded.get("error") or "no cause was recorded").split())
-    return State(status, cause if status in ENDED_BADLY else None, attempt)
+    return RunState(status, cause if status in ENDED_BADLY else None, attempt)
 
 
-def write_state(sweep: Sweep, by_run: Mapping[str, State]) -> None:
+def write_state(sweep: SweepRuns, by_run: Mapping[str, RunState]) -> None:
     """Write ``sweep.json``."""
     runs = [
         {
@@ -103,11 +104,11 @@ def write_state(sweep: Sweep, by_run: Mapping[str, State]) -> None:
     write_json(sweep.folder / "sweep.json", {"name": sweep.name, "runs": runs})
 
 
-def _within(sweep: Sweep, state: State) -> str | None:
+def _within(sweep: SweepRuns, state: RunState) -> str | None:
     return None if state.folder is None else str(state.folder.relative_to(sweep.folder))
 
 
-def results(sweep: Sweep) -> pl.DataFrame:
+def results(sweep: SweepRuns) -> pl.DataFrame:
     """A row per experiment of a sweep, whether or not it has been run.
 
     Returns:
@@ -138,7 +139,7 @@ def results(sweep: Sweep) -> pl.DataFrame:
     return table.with_columns(pl.Series("run", folders, dtype=pl.String))
 
 
-def _final(state: State) -> dict[str, Any]:
+def _final(state: RunState) -> dict[str, Any]:
     """The final figures of a run, by column name; empty for a run that was not begun or can't be read."""
     try:
         if state.folder is None:
@@ -193,7 +194,7 @@ def summary(table: pl.DataFrame, metric: str) -> pl.DataFrame:
     return cells.drop(metric, "without").hstack(pl.DataFrame(figures, schema=kinds))
 
 
-def groups_of(sweep: Sweep) -> list[Group]:
+def groups_of(sweep: SweepRuns) -> list[Group]:
     """The cells as groups of their runs. Unreadable runs do not count. A cell is several groups if the rows of its
     runs show different models, since an older version made some of them."""
     by_run, runs = states(sweep), dict[str, list[Run]]()
@@ -217,14 +218,14 @@ def groups_of(sweep: Sweep) -> list[Group]:
     return found
 
 
-def compared(sweep: Sweep, baseline: str | None = None, unit: str = "seed") -> comparison.Comparison:
+def compared(sweep: SweepRuns, baseline: str | None = None, unit: str = "seed") -> comparison.Comparison:
     """Compare the cells by their final metrics, time and traffic, in pairs with a baseline: the name of a
     cell, or a part of the name that several cells share. None is the first entry of ``cells``, or the first
     value of an axis. ``unit`` is as in :func:`~gossamer.results.comparison.compare`."""
     groups = groups_of(sweep)
     against = default_baseline(groups) if baseline is None else find_baseline(baseline, groups)
     runs = [run for group in groups for run in group.samples]
-    return comparison.compare(groups, comparison.measures(runs), against, unit=unit)
+    return comparison.compare(groups, comparison.quantities(runs), against, unit=unit)
 
 
 def metric_columns(table: pl.DataFrame) -> list[str]:
@@ -235,14 +236,14 @@ def metric_columns(table: pl.DataFrame) -> list[str]:
     return [name for name in names if name not in derived]
 
 
-def write_results(sweep: Sweep, unrecorded: Mapping[str, State]) -> None:
+def write_results(sweep: SweepRuns, unrecorded: Mapping[str, RunState]) -> None:
     """Write ``sweep.json`` and ``results``, a row per run, as Parquet and CSV, into the sweep's folder. They are written
     again if a run of another process has ended meanwhile, so whichever process writes last has seen all ends.
     ``unrecorded`` are states of runs that may have no folder."""
-    recorded: dict[str, State] = {}
+    recorded: dict[str, RunState] = {}
     while (current := states(sweep)) != recorded:
         recorded = current
-        nothing = {run: state for run, state in unrecorded.items() if recorded[run] == State()}
+        nothing = {run: state for run, state in unrecorded.items() if recorded[run] == RunState()}
         write_state(sweep, recorded | nothing)
         table = results(sweep)
         write_table(sweep.folder / "results.parquet", table)

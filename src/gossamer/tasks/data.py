@@ -69,17 +69,17 @@ def package(module: str, install: str, name: str = "") -> Any:
         raise BadInput(f"no package {name or module!r}; accepted: after pip install {install}") from None
 
 
-Place = Callable[[int], str]
+RowPlace = Callable[[int], str]
 """Row of a column, from 0 -> its place for the user, such as "row 1 of train.parquet"."""
-Decoder = Callable[[pl.Series, str, Place], Shaped[np.ndarray, "rows ..."]]
+ColumnDecoder = Callable[[pl.Series, str, RowPlace], Shaped[np.ndarray, "rows ..."]]
 """(column, its name in errors, the places of its rows) -> array; raises BadInput for anything but the expected values."""
 Arrays = dict[str, Shaped[np.ndarray, "rows ..."]]
 
 
-def label_decoder(classes: int) -> Decoder:
+def label_decoder(classes: int) -> ColumnDecoder:
     """A decoder of a column of class numbers, from 0 to classes - 1, to int64."""
 
-    def decode(column: pl.Series, where: str, place: Place) -> Int64[np.ndarray, " rows"]:
+    def decode(column: pl.Series, where: str, place: RowPlace) -> Int64[np.ndarray, " rows"]:
         accepted = f"class numbers from 0 to {classes - 1}"
         if not column.dtype.is_integer():
             raise BadInput(f"{where}: {column.dtype}; accepted: {accepted}")
@@ -93,13 +93,13 @@ def label_decoder(classes: int) -> Decoder:
     return decode
 
 
-def decode_names(column: pl.Series, where: str, place: Place) -> Int64[np.ndarray, " rows"]:
+def decode_names(column: pl.Series, where: str, place: RowPlace) -> Int64[np.ndarray, " rows"]:
     """Names as numbers: the position of each name in alphabetical order."""
     check_text(column, where, place)
     return column.rank("dense").cast(pl.Int64).to_numpy() - 1
 
 
-def check_text(column: pl.Series, where: str, place: Place) -> None:
+def check_text(column: pl.Series, where: str, place: RowPlace) -> None:
     """Refuse a column that is not text."""
     if column.dtype != pl.String:
         raise BadInput(f"{where}: {column.dtype}; accepted: text")
@@ -109,7 +109,7 @@ def check_text(column: pl.Series, where: str, place: Place) -> None:
 
 
 def hub_dataset(
-    hub_id: str, columns: Mapping[str, Decoder], rows: Mapping[str, int | None], data_root: Path | None
+    hub_id: str, columns: Mapping[str, ColumnDecoder], rows: Mapping[str, int | None], data_root: Path | None
 ) -> dict[str, Arrays]:
     """Decoded columns of a data set on the Hugging Face hub: split -> column -> array [rows, ...]. ``rows``
     has the splits to read and the number of rows that each must have (None: any number).
@@ -196,7 +196,7 @@ def hub_folder(
         raise BadInput(f"{problem}; accepted: {accepted}") from error
 
 
-def read_split(root: Path, split: str) -> tuple[pl.DataFrame, Place]:
+def read_split(root: Path, split: str) -> tuple[pl.DataFrame, RowPlace]:
     """The rows of a split of a data set of the hub, which may be none, and their places. If no file is named ``train``, those
     of no split are for training. BadInput for a file that can't be read."""
     paths = split_files(root, split)

@@ -23,8 +23,8 @@ from gossamer.errors import BadInput, shown
 from gossamer.tasks import data, language, pixels, splits, tables, task
 from gossamer.tasks.metrics import Metrics, chosen_metrics
 from gossamer.tasks.provenance import Provenance
-from gossamer.tasks.rows import InTest, Missing, Rows, read_rows
-from gossamer.tasks.tables import CSV, Cell
+from gossamer.tasks.rows import FileRows, InTest, MissingValues, read_rows
+from gossamer.tasks.tables import CSV, CellText
 from gossamer.tasks.task import Metric, ModelField, Pair, Reference, RootMean, Task, TaskSource, for_each
 
 LOSSES: dict[str, tuple[Metric, dict[str, Metric]]] = {
@@ -60,10 +60,10 @@ class Hub(data.Source, TaskSource):
 
     subset: str | None = None  # a folder of the data set (a configuration, in the hub's terms)
     # A column, several numeric columns, or a column for each argument of the model; * in a name stands for any characters.
-    inputs: Cell | tuple[Cell, ...] | dict[str, Cell] = "text"
-    targets: Cell | tuple[Cell, ...] | None = None  # None with next-token only
+    inputs: CellText | tuple[CellText, ...] | dict[str, CellText] = "text"
+    targets: CellText | tuple[CellText, ...] | None = None  # None with next-token only
     # The owners, for the partition natural: a column, or {each: file} or {each: folder}.
-    owner: Cell | EachOwner | None = None
+    owner: CellText | EachOwner | None = None
     # The splits, by words in the names of files and folders, or patterns of their paths (gossamer.tasks.splits).
     train: str = "train"
     test: str = "test"
@@ -72,14 +72,14 @@ class Hub(data.Source, TaskSource):
     train_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.9
     csv: CSV | None = None  # how CSV files are read; texts are CSV files too, if there are no others
     encoding: str = "utf-8"  # of texts, CSV and JSON Lines files
-    missing: Missing = "refuse"  # rows that miss a value, in a column that is used
+    missing: MissingValues = "refuse"  # rows that miss a value, in a column that is used
     image_size: tuple[PositiveInt, PositiveInt] | None = None  # images are resized to this height and width
     # Pillow's mode of all images: L (grey), RGB or RGBA; None is L if all images are grey, and otherwise RGB.
     image_mode: pixels.Mode | None = None
     tokenizer: language.Tokenizer | None = None
     context: PositiveInt = 64  # tokens per sample; longer texts are truncated, unless the loss is next-token
-    # A function of (inputs, training inputs), called for the training and for the test set, which returns the inputs to use.
-    # What it computes from data, such as a mean, it takes from the training inputs.
+    # A function of (inputs, training inputs) that returns the inputs to use. It is called for the training and for the test
+    # set, and computes statistics, such as a mean, from the training inputs.
     transform: Reference | None = None
     augment: Reference | None = None  # a function of a training batch's inputs and a NumPy generator
     loss: Literal["classification", "regression", "next-token"] | Reference = "classification"
@@ -133,7 +133,7 @@ class Hub(data.Source, TaskSource):
             provenance=self._provenance(rows),
         )
 
-    def _owners(self, rows: Rows) -> Owners:
+    def _owners(self, rows: FileRows) -> Owners:
         """The number of each row's owner."""
         if self.owner is None:
             return np.zeros(len(rows.table), np.int64)
@@ -145,7 +145,7 @@ class Hub(data.Source, TaskSource):
         rows.remarks.append(f"{count}, one for each {self.owner.each} ({splits.some(trained)})")
         return owners
 
-    def _provenance(self, rows: Rows) -> Provenance:
+    def _provenance(self, rows: FileRows) -> Provenance:
         files, named = rows.files, rows.files.name
         if files.test:
             test, by_split = f"the files of {self.test!r}", {"train": files.train, "test": files.test}
@@ -171,7 +171,7 @@ class Hub(data.Source, TaskSource):
         tested = transform(test[0], train[0])
         return (transform(train[0], train[0]), train[1]), (tested, test[1])
 
-    def _read(self, data_root: Path | None) -> Rows:
+    def _read(self, data_root: Path | None) -> FileRows:
         """The rows of both splits."""
         root = self.locate(data_root, "dataset", splits.PATTERNS) / (self.subset or "")
         if not root.exists():
@@ -180,7 +180,7 @@ class Hub(data.Source, TaskSource):
         fields = {name: _listed(getattr(self, name)) for name in ("inputs", "targets", "owner")}
         return read_rows(files, fields, self.csv, self.encoding, self.missing)
 
-    def _inputs(self, rows: Rows, data_root: Path | None) -> Any:
+    def _inputs(self, rows: FileRows, data_root: Path | None) -> Any:
         if isinstance(self.inputs, dict):
             return {argument: self._argument(rows, name) for argument, name in self.inputs.items()}
         columns = rows.found(_listed(self.inputs))
@@ -194,12 +194,12 @@ class Hub(data.Source, TaskSource):
             _refuse_words(rows, columns[0], "inputs", accepted)
         return self._encoded(first, self.tokenizer, data_root)
 
-    def _argument(self, rows: Rows, name: str) -> Tensor:
+    def _argument(self, rows: FileRows, name: str) -> Tensor:
         """A column, or the numbers of several ones, as a tensor."""
         columns = rows.found([name])
         return self._tensor(rows, columns[0]) if len(columns) == 1 else _features(rows, columns, "inputs")
 
-    def _tensor(self, rows: Rows, name: str) -> Tensor:
+    def _tensor(self, rows: FileRows, name: str) -> Tensor:
         """A column of images, numbers or lists of numbers as a tensor."""
         column, where = rows.table[name], f"task: column {name!r}"
         if pixels.is_image(column):
@@ -216,7 +216,7 @@ class Hub(data.Source, TaskSource):
         rows.check_finite(numbers.numpy(), name, where)
         return numbers
 
-    def _images(self, rows: Rows, column: pl.Series, where: str) -> Tensor:
+    def _images(self, rows: FileRows, column: pl.Series, where: str) -> Tensor:
         """Images, float32 [samples, channels, height, width] from 0 to 1."""
         shapes = pixels.shapes(column)
         if self.image_size is None and len(shapes.sizes) > 1:
@@ -253,7 +253,7 @@ class Hub(data.Source, TaskSource):
         options = {"padding": "max_length", "truncation": True, "max_length": self.context}
         return dict(tokenizer(texts.to_list(), return_tensors="pt", **options))
 
-    def _targets(self, rows: Rows) -> tuple[Tensor, list[str] | None]:
+    def _targets(self, rows: FileRows) -> tuple[Tensor, list[str] | None]:
         """The targets, and the names of the classes if the targets are classes."""
         columns = rows.found(_listed(self.targets))
         column, classes = rows.table[columns[0]], self.loss == "classification"
@@ -272,7 +272,7 @@ class Hub(data.Source, TaskSource):
         return torch.from_numpy(numbers), names
 
     def _sequences(
-        self, rows: Rows, owners: Owners, data_root: Path | None
+        self, rows: FileRows, owners: Owners, data_root: Path | None
     ) -> tuple[Pair, Owners, InTest, int]:
         """The samples, their owners, whether each belongs to the test split, and the size of the vocabulary."""
         texts, in_test = rows.table[rows.found(_listed(self.inputs))[0]], rows.in_test
@@ -341,7 +341,7 @@ def _odd_one(column: pl.Series) -> int:
     return 0
 
 
-def _whole(rows: Rows, name: str) -> pl.Series:
+def _whole(rows: FileRows, name: str) -> pl.Series:
     """A column of class numbers that are written as decimals, such as 1.0."""
     column = rows.table[name]
     rows.check_finite(column.cast(pl.Float32).to_numpy(), name, "task.targets")
@@ -363,7 +363,7 @@ def _check_classes(column: pl.Series, in_test: InTest) -> None:
         raise BadInput(f"task.targets: column {column.name!r}: {problem}; accepted: {accepted}")
 
 
-def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column of numbers") -> NoReturn:
+def _refuse_words(rows: FileRows, name: str, field: str, accepted: str = "a column of numbers") -> NoReturn:
     """Refuse a column that has something else than numbers."""
     column = rows.table[name]
     if column.dtype not in (pl.String, pl.Categorical, pl.Enum):
@@ -377,7 +377,7 @@ def _refuse_words(rows: Rows, name: str, field: str, accepted: str = "a column o
     raise BadInput(f"task.{field}: {problem}; accepted: {accepted}")
 
 
-def _features(rows: Rows, columns: Sequence[str], field: str) -> Tensor:
+def _features(rows: FileRows, columns: Sequence[str], field: str) -> Tensor:
     """Numeric columns side by side, float32 [samples, columns]."""
     for name in columns:
         column = rows.table[name]

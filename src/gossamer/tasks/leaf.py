@@ -28,8 +28,8 @@ from gossamer.errors import BadInput, cause
 from gossamer.files import check_fits
 from gossamer.reads import note
 from gossamer.tasks.data import (
-    Decoder,
-    Place,
+    ColumnDecoder,
+    RowPlace,
     check_text,
     decode_names,
     hub_dataset,
@@ -346,7 +346,7 @@ def _sample(number: int) -> str:
 
 
 def decode_texts(
-    column: pl.Series, where: str, place: Place, length: int = LENGTH
+    column: pl.Series, where: str, place: RowPlace, length: int = LENGTH
 ) -> UInt8[np.ndarray, "rows length"]:
     """Texts of one length as numbers of :data:`TEXT_CHARACTERS`."""
     check_text(column, where, place)
@@ -397,7 +397,7 @@ class Shakespeare(LeafTask):
         return hub_provenance(self.hub_id, data_root, ("train",), whose)
 
     def from_hub(self, data_root: Path | None) -> tuple[Samples, Samples]:
-        columns: dict[str, Decoder] = {
+        columns: dict[str, ColumnDecoder] = {
             "character_id": decode_names,
             "x": decode_texts,
             "y": partial(decode_texts, length=1),

@@ -19,7 +19,7 @@ from jaxtyping import Shaped, UInt8, UInt16
 
 from gossamer.errors import BadInput, first_line
 from gossamer.files import check_room
-from gossamer.tasks.data import Decoder, Place, package
+from gossamer.tasks.data import ColumnDecoder, RowPlace, package
 
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")  # a data file can't invoke Pillow's rarer decoders
 MOST = 65_535
@@ -51,7 +51,7 @@ def is_image(column: pl.Series) -> bool:
 
 
 def shapes(column: pl.Series) -> Shapes:
-    """The shapes of all images of a column. Those that can't be opened are left out; decoding will name them."""
+    """The shapes of all images of a column. Images that can't be opened are left out; decoding names them."""
     sizes, kinds = Counter[tuple[int, int]](), Counter[str]()
     for data in _encoded(column):
         with suppress(OSError, SyntaxError, ValueError), opened(data) as image:
@@ -63,7 +63,7 @@ def shapes(column: pl.Series) -> Shapes:
     return Shapes(sizes, kinds["grey"], kinds["colour"], kinds["transparent"], kinds["deep"])
 
 
-def image_decoder(height: int, width: int, channels: int) -> Decoder:
+def image_decoder(height: int, width: int, channels: int) -> ColumnDecoder:
     """A decoder of a column of encoded images of one size to uint8 pixels; 1 channel is grey, 3 are colour. Images of another
     mode are converted, and lose transparency."""
     mode: Mode = "L" if channels == 1 else "RGB"
@@ -73,7 +73,7 @@ def image_decoder(height: int, width: int, channels: int) -> Decoder:
 def decoded(
     column: pl.Series,
     where: str,
-    place: Place,
+    place: RowPlace,
     *,
     size: tuple[int, int],
     mode: Mode,

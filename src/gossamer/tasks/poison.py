@@ -35,15 +35,15 @@ class Poison(Component):
     """Base class of components of kind ``poison``. A subclass implements :meth:`transform`."""
 
     _has_state: ClassVar[bool] = True
-    _task: Task = PrivateAttr()  # the task, for a settled poison
+    _task: Task = PrivateAttr()  # the task, for a poison that is ready
 
     # Fraction of the chosen nodes' training samples that is poisoned; at least one sample per node.
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
     at: Selector  # which nodes are poisoned
     set_name: str | None = "ood"  # name of the evaluation set that the poison adds; None adds none
 
-    def settled(self: P, task: Task, load: Load) -> P:
-        """The same poison, settled for a task. ``load`` loads another task."""
+    def for_task(self: P, task: Task, load: Load) -> P:
+        """The same poison, made ready for a task. ``load`` loads another task."""
         poison = self.model_copy()
         poison._task = task
         poison.check(task)
@@ -201,8 +201,8 @@ class SecondTask(Replacement):
     task: Annotated[Component, ComponentField("task", "poison.task")]
     _other: Task = PrivateAttr()
 
-    def settled(self, task: Task, load: Load) -> SecondTask:
-        poison = super().settled(task, load)
+    def for_task(self, task: Task, load: Load) -> SecondTask:
+        poison = super().for_task(task, load)
         poison._other = load(self.task)
         return poison
 
@@ -304,9 +304,9 @@ def poisoned(
     inputs, targets = (tensor.clone() for tensor in task.train)
     tests, parts = dict(task.tests), list(parts)
     changed = np.zeros(len(targets), bool)  # by any poison so far
-    for number, (unsettled, affected) in enumerate(zip(poisons, ranks, strict=True)):
-        with _naming(number, unsettled):
-            poison = unsettled.settled(task, load)
+    for number, (described, affected) in enumerate(zip(poisons, ranks, strict=True)):
+        with _naming(number, described):
+            poison = described.for_task(task, load)
             for rank in affected:
                 if not len(parts[rank]):
                     raise BadInput(f"at: node {rank} has no training samples; accepted: nodes that have some")

@@ -19,14 +19,14 @@ from gossamer.tasks import splits, tables
 
 InTest = Bool[np.ndarray, " _"]  # whether a row belongs to the test set
 Numbers = Int64[np.ndarray, " _"]
-Missing = Literal["refuse", "drop"]
-"""What is done with rows that miss a value."""
+MissingValues = Literal["refuse", "drop"]
+"""The treatment of rows that miss a value."""
 
 _NAMED = 12  # the most columns that an error names
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class FileRows:
     """The rows of the training files and then of the test files, in order, with the columns that a task uses.
 
     ``columns`` has the columns for which each name of the task stands. ``file`` has the number of each row's file, and
@@ -68,7 +68,7 @@ class Rows:
             accepted = "finite numbers of float32, or task.missing: drop for NaN"
             raise BadInput(f"{where}: {problem}; accepted: {accepted}")
 
-    def complete(self, fields: Mapping[str, Sequence[str]], missing: Missing) -> Rows:
+    def complete(self, fields: Mapping[str, Sequence[str]], missing: MissingValues) -> FileRows:
         """The rows without missing values. With ``drop``, those that miss a value (NaN too) are left out, and a remark says
         how many; with ``refuse``, they are bad input. ``fields`` are those of :func:`read_rows`."""
         lacking = {name: _lacks(self.table[name], nan=missing == "drop") for name in self.table.columns}
@@ -98,8 +98,8 @@ def read_rows(
     fields: Mapping[str, Sequence[str]],
     form: tables.CSV | None = None,
     encoding: str = "utf-8",
-    missing: Missing = "refuse",
-) -> Rows:
+    missing: MissingValues = "refuse",
+) -> FileRows:
     """Read the columns that fields of the task name in all files.
 
     Inputs and targets that no column has are patterns, as of the shell, for all columns that no field names. Whole numbers in
@@ -138,7 +138,7 @@ def read_rows(
         joined = [_joined(files, parts, name, field_of[name], below_names) for name in field_of]
         table = pl.concat(joined, how="horizontal")
     file = np.repeat(np.arange(len(counts)), counts)
-    rows = Rows(files, columns, table, file, np.concatenate(numbers), below_names, remarks)
+    rows = FileRows(files, columns, table, file, np.concatenate(numbers), below_names, remarks)
     return rows.complete(fields, missing)
 
 
@@ -147,7 +147,9 @@ def _read(
 ) -> tuple[list[pl.DataFrame], list[Numbers]]:
     """The tables of all files, or one of all images, and the numbers of the rows in each file."""
     if files.kind == "image":
-        return [tables.read_images(files.all, files.name)], [np.ones(1, np.int64) for _ in files.all]
+        return [tables.read_images(files.all, [*map(files.name, files.all)])], [
+            np.ones(1, np.int64) for _ in files.all
+        ]
     read, numbers = list[pl.DataFrame](), list[Numbers]()
     for path in files.all:
         table = tables.read_table(path, files.kind, form, encoding)
@@ -249,7 +251,7 @@ def _joined(
 
 
 def _kind(column: pl.Series) -> str:
-    """What the values of a column are in every file: numbers or words of any type, or values of one type."""
+    """The kind of values that a column has in every file: numbers or words of any type, or values of one type."""
     if column.dtype.is_numeric():
         return "numbers"
     return "words" if column.dtype in (pl.String, pl.Categorical, pl.Enum) else str(column.dtype.base_type())

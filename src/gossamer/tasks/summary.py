@@ -1,4 +1,4 @@
-"""What a task's data are, in one line and as a record: samples, shapes, classes, and what the sets share."""
+"""A task's data, described in one line and as a record: samples, shapes, classes, and samples that the sets share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LISTED = 100  # the most names of files in a record
 _SAMPLED = 32  # values of each tensor that are compared first
 _ROWS = 1 << 12  # samples at a time
 
-Rows = Int64[np.ndarray, " _"]  # numbers of samples
+SampleNumbers = Int64[np.ndarray, " _"]  # numbers of samples
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ def summary(task: Task) -> dict[str, Any]:
     """The summary of a task's data for ``setup.json``. ``line`` is for the user; the other fields are what it is made of."""
     origin, classes = task.provenance, _classes(task)
     files = {} if origin is None else origin.files
-    shared = {name: compared for name, pair in task.tests.items() if (compared := compare(task.train, pair))}
+    shared = {
+        name: compared for name, pair in task.tests.items() if (compared := shared_samples(task.train, pair))
+    }
     record = {
         "source": None if origin is None else origin.source,
         "test_from": None if origin is None else origin.test,
@@ -59,10 +61,11 @@ def summary(task: Task) -> dict[str, Any]:
     return {"line": _line(task, record, classes, shared), **record}
 
 
-def compare(train: Pair, test: Pair) -> Shared | None:
-    """What a test set shares with the training set; None for tensors of other types, or that can't be compared as rows.
+def shared_samples(train: Pair, test: Pair) -> Shared | None:
+    """The samples that a test set shares with the training set. None for tensors of other types, and for tensors that can't
+    be compared as rows.
 
-    Of each set at most :data:`MOST_ROWS` samples and :data:`MOST_BYTES` bytes are compared. A hash of some values of each
+    From each set, at most :data:`MOST_ROWS` samples and :data:`MOST_BYTES` bytes are compared. A hash of some values of each
     sample finds the candidates, and a hash of all values decides."""
     tensors, others = _tensors(train), _tensors(test)
     if not tensors or not all(map(_in_memory, (*tensors, *others))) or _kinds(tensors) != _kinds(others):
@@ -93,7 +96,7 @@ def _kinds(tensors: list[Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
     return [(tensor.dtype, tensor.shape[1:]) for tensor in tensors]
 
 
-def _spaced(tensors: list[Tensor]) -> Rows:
+def _spaced(tensors: list[Tensor]) -> SampleNumbers:
     """All samples, or as many evenly spaced ones as may be read."""
     count = len(tensors[-1])
     size = max(sum(tensor[:1].numel() * tensor.element_size() for tensor in tensors), 1)
@@ -101,7 +104,7 @@ def _spaced(tensors: list[Tensor]) -> Rows:
     return np.arange(count) if most == count else np.linspace(0, count - 1, most).astype(np.int64)
 
 
-def _chunks(tensor: Tensor, rows: Rows) -> Iterator[Tensor]:
+def _chunks(tensor: Tensor, rows: SampleNumbers) -> Iterator[Tensor]:
     """The given samples, some at a time; views if they follow each other."""
     follow = len(rows) > 0 and rows[-1] - rows[0] + 1 == len(rows)
     for start in range(0, len(rows), _ROWS):
@@ -115,7 +118,7 @@ def _bytes(chunk: Tensor) -> UInt8[np.ndarray, "rows bytes"]:
     return chunk.cpu().contiguous().view(torch.uint8).numpy().reshape(len(chunk), -1)
 
 
-def _keys(tensors: list[Tensor], rows: Rows) -> UInt64[np.ndarray, " rows"]:
+def _keys(tensors: list[Tensor], rows: SampleNumbers) -> UInt64[np.ndarray, " rows"]:
     """A hash of some values of each sample: the sum of their words times fixed random factors, modulo 2^64."""
     keys, rng = np.zeros(len(rows), np.uint64), np.random.default_rng(0)
     for tensor in tensors:
@@ -132,7 +135,7 @@ def _keys(tensors: list[Tensor], rows: Rows) -> UInt64[np.ndarray, " rows"]:
     return keys
 
 
-def _digests(tensors: list[Tensor], rows: Rows) -> Iterator[bytes]:
+def _digests(tensors: list[Tensor], rows: SampleNumbers) -> Iterator[bytes]:
     """A hash of all values of each sample."""
     for chunks in zip(*(_chunks(tensor, rows) for tensor in tensors), strict=True):
         parts = [_bytes(chunk.reshape(len(chunk), -1)) for chunk in chunks]
@@ -219,7 +222,7 @@ def _named(path: Path, root: Path) -> str:
 
 
 def _overlap(name: str, found: Shared, samples: int, training: int) -> str:
-    """In words what an evaluation set shares with the training set."""
+    """A sentence on the samples that an evaluation set shares with the training set."""
     of = "" if found.compared == samples else f" of {found.compared:,} compared"
     among = (
         "the training set" if found.training == training else f"{found.training:,} compared training samples"

@@ -9,7 +9,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -39,7 +39,7 @@ def _as_text(cell: Any) -> Any:
     return str(cell) if type(cell) in (int, float) else cell
 
 
-Cell = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float)]
+CellText = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | float)]
 """The text of a cell, such as a column's name, which may be a number in an experiment."""
 
 
@@ -62,7 +62,7 @@ class CSV(Section):
     # What groups the digits of numbers by three, as in 1,437. " " is any blank, "'" any apostrophe.
     thousands: Literal[",", ".", " ", "'"] | None = None
     # Cells that stand for a missing value in every column. Among numbers, empty cells, ?, NA and the like always do.
-    null_values: tuple[Cell, ...] = ()
+    null_values: tuple[CellText, ...] = ()
 
     @field_validator("separator")
     @classmethod
@@ -203,11 +203,12 @@ def _quoted(sign: str) -> str:
     return {"\t": '"\\t"', "'": '"\'"'}.get(sign, f"'{sign}'")
 
 
-def read_images(paths: Sequence[Path], name: Callable[[Path], str]) -> pl.DataFrame:
-    """Image files as rows ``image`` (encoded, as the hub stores them) and ``label``, the folder's name."""
+def read_images(paths: Sequence[Path], names: Sequence[str]) -> pl.DataFrame:
+    """Image files, with their names for the user, as rows ``image`` (encoded, as the hub stores them) and ``label``, the
+    folder's name."""
     try:
         check_fits("task: the image files", *paths)
-        images = [{"bytes": path.read_bytes(), "path": name(path)} for path in paths]
+        images = [{"bytes": path.read_bytes(), "path": name} for path, name in zip(paths, names, strict=True)]
     except OSError as error:
         raise BadInput(
             f"{error.filename} can't be read ({first_line(error)}); accepted: a whole file"

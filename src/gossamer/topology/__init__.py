@@ -1,6 +1,6 @@
 """Topologies: graphs, their schedule over the rounds, and mixing weights (all families are in ``families``)."""
 
-from gossamer.topology.cyclon import Cyclon, Sampler
+from gossamer.topology.cyclon import Cyclon, CyclonSampler
 from gossamer.topology.families import EdgeList, OnePeerExponential, RandomRegular, Ring, Star, random_regular
 from gossamer.topology.graph import Direction, Graph, union
 from gossamer.topology.mixing import BY_TOPOLOGY, Mixing
@@ -20,6 +20,7 @@ __all__ = [
     "CCS",
     "Centrality",
     "Cyclon",
+    "CyclonSampler",
     "DataSize",
     "Direction",
     "EdgeList",
@@ -28,5 +29,5 @@ __all__ = [
     "MetropolisHastings",
     "Mixing",
 ]
-__all__ += ["OnePeerExponential", "RandomRegular", "RandomTopology", "Ring", "Sampler", "Star", "Topology"]
+__all__ += ["OnePeerExponential", "RandomRegular", "RandomTopology", "Ring", "Star", "Topology"]
 __all__ += ["TemperatureSchedule", "TopologySchedule", "UniformWeights", "Weights", "random_regular", "union"]

@@ -29,6 +29,7 @@ from gossamer.errors import BadInput
 from gossamer.messages.tags import Message, Payload
 from gossamer.randomness import generator
 from gossamer.topology.graph import Direction, Graph
+from gossamer.topology.sampler import PeerSampler
 from gossamer.topology.topology import Topology, located
 
 TAG = "~sampler"  # the first part of the tags of samplers' messages, and the key of the view in node.state
@@ -105,11 +106,11 @@ class Cyclon(Topology):
     def drawn_at(self, nodes: int, round: int) -> int:
         return 0
 
-    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler:
-        return Sampler(self, seed, contacts, node, host)
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> CyclonSampler:
+        return CyclonSampler(self, seed, contacts, node, host)
 
 
-class Sampler:
+class CyclonSampler(PeerSampler):
     """Cyclon at one node, with its initial contacts. The view, {rank: age}, is in the node's state. Messages
     and due exchanges wait in a queue for :meth:`run`."""
 

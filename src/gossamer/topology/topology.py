@@ -14,7 +14,7 @@ from inspect import signature
 from itertools import compress
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -25,10 +25,8 @@ from gossamer.errors import BadInput, GossamerError, cause, listed, suggest
 from gossamer.randomness import SHARED, generator
 from gossamer.topology.graph import Direction, Graph, NetworkX, union
 from gossamer.topology.graph_files import read_matrix
+from gossamer.topology.sampler import PeerSampler
 from gossamer.topology.weights import MetropolisHastings, UniformWeights, Weights
-
-if TYPE_CHECKING:
-    from gossamer.topology.cyclon import Sampler
 
 ATTEMPTS = 100  # a random topology fails after this number of disconnected draws in a row
 # The rounds of asynchronous nodes may be far apart, and a cycle comes back to its graphs. So the cache keeps the graphs that
@@ -81,13 +79,13 @@ class Topology(Component):
         """Number of rounds, from 0 on, whose union has to be connected."""
         return 1
 
-    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> Sampler | None:
+    def sampler(self, seed: int, contacts: Sequence[int], node: Any, host: Any) -> PeerSampler | None:
         """The peer sampler of a node, if nodes find their neighbours themselves."""
         return None
 
 
 HELD = frozenset({"samples", "label_counts"})
-"""What a topology's ``draw`` may ask for by further parameters."""
+"""The further parameters that a topology's ``draw`` may have."""
 
 
 @contextmanager
@@ -313,7 +311,7 @@ class TopologySchedule:
         """Whether nodes sample their neighbours themselves, starting from the graph of round 0."""
         return self.topology.sampled
 
-    def sampler(self, node: Any, host: Any) -> Sampler | None:
+    def sampler(self, node: Any, host: Any) -> PeerSampler | None:
         """The peer sampler of a node; None for a topology with a graph."""
         contacts = self.neighbors(node.rank, 0, "out") if self.sampled else ()
         return self.topology.sampler(self.seed, contacts, node, host)

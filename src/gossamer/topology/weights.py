@@ -23,7 +23,7 @@ from gossamer.topology.graph_files import read_matrix
 Samples = Sequence[int] | None  # number of training samples of each node, if known
 Row = dict[int, float]
 Scores = Mapping[int, float] | Sequence[float]  # rank -> score
-Measure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
+CentralityMeasure = Literal["degree", "betweenness", "closeness", "eigenvector", "pagerank"]
 _MEASURES: dict[str, Callable[..., Any]] = {
     "degree": nx.degree_centrality,
     "betweenness": partial(nx.betweenness_centrality, normalized=True, endpoints=True),
@@ -309,7 +309,7 @@ class Centrality(ScoreWeights):
 
     draws: ClassVar[bool] = False
 
-    measure: Measure = "degree"
+    measure: CentralityMeasure = "degree"
     # Radius of the ego network; null: the whole graph. (One hop shows the node's own links, but few of its
     # neighbours'.)
     hops: int | None = Field(default=None, ge=2)
@@ -329,7 +329,7 @@ class Centrality(ScoreWeights):
 
 
 @lru_cache(maxsize=4096)
-def centralities(graph: Graph, measure: Measure, rank: int, hops: int | None) -> Scores:
+def centralities(graph: Graph, measure: CentralityMeasure, rank: int, hops: int | None) -> Scores:
     """The centrality of each node, in the whole graph or in the ego network of a rank."""
     whole = _networkx(graph)
     scores: Scores = _MEASURES[measure](whole if hops is None else nx.ego_graph(whole, rank, radius=hops))

@@ -69,12 +69,12 @@ class Scene:
     """The links of some nodes. Arrivals are noted as (receiver, sender, nanoseconds, length of the payload)."""
 
     def __init__(self, nodes: int = 4, drawn: Network | None = None, seed: int = 1, **network: Any) -> None:
-        self.clock = Core()
+        self.core = Core()
         self.arrived: list[tuple[int, int, int, int]] = []
         self.watched: list[tuple[int, int, int, int, int]] = []
         network_ = drawn or UniformNetwork(**network)
         kind = FifoLinks if network_.sharing == "fifo" else FairLinks
-        self.links = kind(self.clock, network_, nodes, seed, 2**40, self._arrive, self._watch)
+        self.links = kind(self.core, network_, nodes, seed, 2**40, self._arrive, self._watch)
 
     def _watch(self, source: int, to: int, start_s: float, end_s: float, nbytes: int) -> None:
         self.watched.append((source, to, round(start_s * 1e9), round(end_s * 1e9), nbytes))
@@ -83,21 +83,21 @@ class Scene:
         return self.links.busy_seconds(rank, self.links.traffic(rank))
 
     def _arrive(self, to: int, message: Message) -> None:
-        self.arrived.append((to, message.source, self.clock.now_ns, len(message.payload)))
+        self.arrived.append((to, message.source, self.core.now_ns, len(message.payload)))
 
     def send(self, source: int, to: int, length: int) -> Any:
         return self.links.send(source, (to,), bytes(length), TAG)[0]
 
     def at(self, ns: int, call: Callable[[], Any]) -> None:
-        self.clock.at(ns, Order.TIMER, 0, call)
+        self.core.at(ns, Order.TIMER, 0, call)
 
     def play(self) -> list[tuple[int, int, int, int]]:
         try:
             while True:
-                self.clock.advance()
+                self.core.advance()
         except Deadlock:
             return self.arrived
 
     def live(self, play: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a coroutine on the scene's clock."""
-        self.clock.run(play())
+        """Run a coroutine on the scene's core."""
+        self.core.run(play())

@@ -16,10 +16,10 @@ class Scene:
     """Computations that take ``work`` seconds and return their job; batches are noted."""
 
     def __init__(self) -> None:
-        self.clock = Core()
+        self.core = Core()
         self.batches: list[tuple[ComputationKind, list[Any]]] = []
         self.committed: list[tuple[float, Any]] = []
-        self.compute = Compute(self.clock, lambda computation: computation.work, self._execute)
+        self.compute = Compute(self.core, lambda computation: computation.work, self._execute)
 
     def _execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:
         self.batches.append((kind, list(jobs)))
@@ -31,21 +31,21 @@ class Scene:
         self, rank: int, work: float, job: Any, kind: ComputationKind = ComputationKind.TRAIN
     ) -> NodeTask[Any]:
         def commit(result: Any) -> Any:
-            self.committed.append((self.clock.now(), result))
+            self.committed.append((self.core.now(), result))
             return result
 
         async def wait() -> Any:
             return await self.compute.submit(Computation(kind, rank, 0, work, lambda: job, commit))
 
-        return self.clock.spawn(wait())
+        return self.core.spawn(wait())
 
     async def sleep(self, seconds: float) -> None:
-        done = self.clock.slot()
-        self.clock.after(seconds, Order.TIMER, 99, done.set_result, None)
+        done = self.core.slot()
+        self.core.after(seconds, Order.TIMER, 99, done.set_result, None)
         await done
 
     def play(self, script: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self.clock.run(script())
+        self.core.run(script())
 
 
 def test_concurrent_work_is_one_batch_committed_at_due_times() -> None:
@@ -138,8 +138,8 @@ def test_error_in_a_batch_fails_only_its_own_node() -> None:
 def test_vectors_are_written_before_jobs_are_prepared() -> None:
     """An optimizer may read the parameters when it makes its state."""
     order: list[str] = []
-    clock = Core()
-    compute = Compute(clock, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
+    core = Core()
+    compute = Compute(core, lambda _: 1.0, lambda kind, jobs: list(jobs), lambda: order.append("settle"))
 
     async def script() -> None:
         computation = Computation(
@@ -147,30 +147,30 @@ def test_vectors_are_written_before_jobs_are_prepared() -> None:
         )
         await compute.submit(computation)
 
-    clock.run(script())
+    core.run(script())
     assert order == ["settle", "prepare"]
 
 
 def test_duration_is_requested_at_the_start_and_may_fail() -> None:
     """An exception in a user's profile fails that computation; the node's others go on."""
-    clock = Core()
+    core = Core()
     asked: list[tuple[float, Any]] = []
 
     def seconds(computation: Computation) -> float:
-        asked.append((clock.now(), computation.first_step))
+        asked.append((core.now(), computation.first_step))
         return 2.0 if computation.first_step != 1 else -1.0
 
-    compute = Compute(clock, seconds, lambda kind, jobs: list(jobs))
+    compute = Compute(core, seconds, lambda kind, jobs: list(jobs))
 
     async def script() -> None:
         computations = [
-            Computation(ComputationKind.TRAIN, 0, step, 1.0, lambda: None, lambda result: clock.now())
+            Computation(ComputationKind.TRAIN, 0, step, 1.0, lambda: None, lambda result: core.now())
             for step in range(3)
         ]
-        first, broken, last = (clock.spawn(compute.submit(item)) for item in computations)
+        first, broken, last = (core.spawn(compute.submit(item)) for item in computations)
         with pytest.raises(ValueError, match=r"got -1\.0"):
             await broken
         assert (await first, await last) == (2.0, 4.0)
 
-    clock.run(script())
+    core.run(script())
     assert asked == [(0.0, 0), (2.0, 1), (2.0, 2)]

@@ -194,9 +194,9 @@ def test_send_returns_when_one_window_is_unacknowledged() -> None:
     async def play() -> None:
         sending, small = scene.send(0, 1, of_size(WINDOW + 100_000)), scene.send(0, 2, of_size(50_000))
         await small
-        assert scene.clock.now_ns == 0
+        assert scene.core.now_ns == 0
         await sending  # 50 KB leave at half the rate beside the other message, the next 50 KB alone
-        assert scene.clock.now_ns == pytest.approx(150 * MS + 2 * 20 * MS, abs=2)
+        assert scene.core.now_ns == pytest.approx(150 * MS + 2 * 20 * MS, abs=2)
 
     scene.live(play)
 
@@ -206,10 +206,10 @@ def test_cancelling_a_message_wakes_its_awaiter() -> None:
 
     async def play() -> None:
         for sending in [scene.send(0, 1, 200_000) for _ in range(2)]:
-            scene.at(scene.clock.now_ns + 50 * MS, sending.cancel)
-            before = scene.clock.now_ns
+            scene.at(scene.core.now_ns + 50 * MS, sending.cancel)
+            before = scene.core.now_ns
             await sending
-            assert scene.clock.now_ns == before + 50 * MS
+            assert scene.core.now_ns == before + 50 * MS
 
     scene.live(play)
 

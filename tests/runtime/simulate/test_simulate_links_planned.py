@@ -50,28 +50,26 @@ def played(kind: str, seed: int) -> list[Any]:
 
     def cancel() -> None:
         for sending in rng.sample(sendings, min(len(sendings), 3)):
-            seen.append(("cancelled", scene.clock.now_ns, sending.cancel()))
+            seen.append(("cancelled", scene.core.now_ns, sending.cancel()))
 
     def depart() -> None:
         links.leave(rank := rng.randrange(NODES), silently=rng.random() < 0.5)
-        scene.at(scene.clock.now_ns + 3 * MS, lambda: links.join(rank))
+        scene.at(scene.core.now_ns + 3 * MS, lambda: links.join(rank))
 
     def ask() -> None:
         done = [sending.done() for sending in sendings]
         counted = [links.traffic(rank) for rank in range(NODES)]
-        seen.append(
-            (scene.clock.now_ns, links.network_bytes(), done, counted, *map(scene.busy, range(NODES)))
-        )
+        seen.append((scene.core.now_ns, links.network_bytes(), done, counted, *map(scene.busy, range(NODES))))
 
     async def play() -> None:
         number = 0
-        while scene.clock.now_ns < 250 * MS or number < len(sendings):
+        while scene.core.now_ns < 250 * MS or number < len(sendings):
             if number == len(sendings):
                 news.clear()
                 await news.wait()
             else:
                 await sendings[number]
-                seen.append(("accepted", number, scene.clock.now_ns))
+                seen.append(("accepted", number, scene.core.now_ns))
                 number += 1
 
     news = asyncio.Event()
@@ -99,13 +97,13 @@ def test_planning_ahead_changes_nothing(kind: str, seed: int, monkeypatch: pytes
 def test_message_costs_two_events() -> None:
     """Five messages of 1,000 bytes, each of which takes 1,000 us on the uplink and then arrives after 5 ms."""
     scene, events = Scene(8, bandwidth_mbps=8.0, latency_s=0.005), list[Order]()
-    plan = scene.clock.at
+    plan = scene.core.at
 
     def counted(time_ns: int, order: Order, *others: Any, **named: Any) -> Any:
         events.append(order)
         return plan(time_ns, order, *others, **named)
 
-    scene.clock.at = counted  # type: ignore[method-assign]
+    scene.core.at = counted  # type: ignore[method-assign]
     scene.links.send(0, range(1, 6), bytes(of_size(1000)), TAG)
     arrived = scene.play()
     assert [(to, at_ns) for to, _, at_ns, _ in arrived] == [

@@ -27,8 +27,8 @@ class Scene:
     """Nodes that mix; ``held`` has the parameters that each node holds."""
 
     def __init__(self, nodes: int) -> None:
-        self.clock, self.rows = Core(), Rows(P)
-        self.mixing = Mixer(self.clock, self.rows, ThreadPool(1), Profile())
+        self.core, self.rows = Core(), Rows(P)
+        self.mixing = Mixer(self.core, self.rows, ThreadPool(1), Profile())
         draw = torch.Generator().manual_seed(1)
         self.held = [self.rows.fresh().copy_(torch.randn(P, generator=draw)) for _ in range(nodes)]
 
@@ -38,7 +38,7 @@ class Scene:
         async def step() -> None:
             await self.mixing.submit(node, Held(self, node, inbox, dict.fromkeys(inbox, 0.2)), read=read)
 
-        self.clock.run(step())
+        self.core.run(step())
 
     def value(self, node: int) -> torch.Tensor:
         """Read a node's parameters."""
@@ -125,7 +125,7 @@ def test_inbox_may_change_after_mixing_is_submitted() -> None:
         inbox.clear()
         weights.clear()
 
-    scene.clock.run(step())
+    scene.core.run(step())
     torch.testing.assert_close(scene.value(0), expected)
 
 
@@ -137,7 +137,7 @@ def test_mix_to_be_read_is_computed_when_awaited() -> None:
         mixed: torch.Tensor = await scene.mixing.submit(0, mix, read=True)
         return mixed.clone()
 
-    mixed = scene.clock.run(step())
+    mixed = scene.core.run(step())
     torch.testing.assert_close(mixed, 0.5 * scene.held[0] + 0.5 * scene.held[1])
 
 
@@ -150,11 +150,11 @@ def test_cancelled_mixing_step_is_not_carried_out() -> None:
     async def step() -> None:
         before = scene.held[0]
         step = Held(scene, 0, {1: scene.held[1]}, {1: 0.5})
-        waiting = scene.clock.spawn(submitted(step))
+        waiting = scene.core.spawn(submitted(step))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert scene.held[0] is before
 
-    scene.clock.run(step())
+    scene.core.run(step())

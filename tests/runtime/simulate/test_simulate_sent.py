@@ -57,7 +57,7 @@ def test_total_is_the_sum_over_nodes(sharing: str, kind: str, seed: int) -> None
 
     def depart() -> None:
         links.leave(rank := rng.randrange(NODES), silently=rng.random() < 0.5)
-        scene.at(scene.clock.now_ns + 3 * MS, lambda: links.join(rank))
+        scene.at(scene.core.now_ns + 3 * MS, lambda: links.join(rank))
 
     def ask() -> None:
         before = links.network_bytes()  # asking is no event: it settles nothing
@@ -124,7 +124,7 @@ def test_a_link_that_recovers_continues_and_one_that_does_not_ends_time(sharing:
     scene.send(0, 1, of_size(100_000))
     with pytest.raises(Deadlock, match="nothing happens in 4.6e.09 s, the longest virtual time"):
         while True:
-            scene.clock.advance()
+            scene.core.advance()
     assert scene.arrived == []
-    assert scene.clock.now_ns < NEVER_NS
+    assert scene.core.now_ns < NEVER_NS
     assert scene.links.traffic(0).messages_sent == 0

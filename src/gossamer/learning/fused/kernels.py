@@ -769,7 +769,7 @@ def train(
         data: inputs, class numbers and target values of all samples, flat.
         loss: its kind, and its factor.
         options: those of the optimizer.
-        model: the layers; see :class:`gossamer.learning.fused.plan.Plan`.
+        model: the layers; see :class:`gossamer.learning.fused.plan.FusedPlan`.
         a: memory for activations.
         losses: the mean loss of each node's steps, which is written."""
     (jobs, rates, sizes, samples), (features, labels, values), (loss_kind, factor) = work, data, loss

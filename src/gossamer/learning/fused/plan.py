@@ -37,7 +37,7 @@ class Unknown(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class FusedPlan:
     """The layers of a model and its loss, in the form for :func:`gossamer.learning.fused.kernels.train`.
 
     Attributes:
@@ -72,7 +72,7 @@ class Plan:
         return int((groups * (ends + size + widest + 2 * largest) + sums) * k.LANES + self.spare)
 
 
-def plan_of(task: Task, module: nn.Module) -> Plan:
+def plan_of(task: Task, module: nn.Module) -> FusedPlan:
     """The plan of a task, whose model creates modules like this one; raises :class:`Unknown`."""
     if task.augment is not None:
         raise Unknown("augmented inputs")
@@ -289,7 +289,7 @@ class _Reader(TorchFunctionMode):
             raise Unknown("a loss that is multiplied by a tensor")
         self._factor *= 1 / factor if divided else factor
 
-    def plan(self, result: object) -> Plan:
+    def plan(self, result: object) -> FusedPlan:
         """The plan, when the loss has returned its result."""
         if self._loss is None or result is not self._result:
             raise Unknown("a loss that is not cross-entropy or a squared error")
@@ -313,7 +313,7 @@ class _Reader(TorchFunctionMode):
             inner[:, k.X_SIZE].max(initial=0),
             2 * layers[kinds == k.NORM, k.C].max(initial=0),
         ]
-        return Plan(
+        return FusedPlan(
             layers=layers,
             epsilons=np.array(self._epsilons),
             taps=np.array([*self._taps, 0], dtype=np.int64),

@@ -20,12 +20,12 @@ from gossamer.learning.trainer import GradientJob, Trainer, TrainJob, TrainResul
 from gossamer.messages.tags import Model
 
 AT_ONCE = 32
-"""Maximum number of jobs in one call, whose overhead is that of a step of logistic regression."""
+"""Maximum number of jobs in one call of the kernels. A call costs about as much time as one step of logistic regression."""
 
 
 class FusedTrainer(Trainer):
-    """One node at a time on each worker, for models that the kernels support. Unsupported optimizers take
-    their steps in torch. The bits do not depend on the number of workers or nodes.
+    """Trains one node at a time on each thread, for models that the kernels support. Unsupported optimizers take
+    their steps in torch. The bits do not depend on the number of threads or nodes.
 
     Raises:
         Unknown: if the kernels do not support the model, the loss or the data."""
@@ -55,9 +55,9 @@ class FusedTrainer(Trainer):
         )
 
     def _share(self, run: Callable[[Any], list[Any]], jobs: Sequence[Any]) -> list[Any]:
-        size = max(1, min(AT_ONCE, len(jobs) // (2 * self._workers.count)))
+        size = max(1, min(AT_ONCE, len(jobs) // (2 * self._threads.count)))
         parts = [jobs[start : start + size] for start in range(0, len(jobs), size)]
-        return list(chain(*self._workers.map(run, parts)))
+        return list(chain(*self._threads.map(run, parts)))
 
     def _train(self, jobs: Sequence[TrainJob]) -> list[TrainResult]:
         assert self._rule is not None
@@ -120,7 +120,7 @@ class FusedTrainer(Trainer):
         options[: len(rule)] = rule
         work = jobs, np.array(rates, dtype=np.float64), sizes, samples
         model, loss = (plan.layers, plan.epsilons, plan.taps, plan.spaces), (plan.loss, plan.factor)
-        space = self._workers.own(_ActivationMemory).of(plan.memory(int(sizes.max())))
+        space = self._threads.own(_ActivationMemory).of(plan.memory(int(sizes.max())))
         kernels.train(self._memory, work, self._samples, loss, options, model, space, losses)
         return list(losses.tolist())
 

@@ -7,14 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 
-from msgspec import structs
-
 from gossamer.messages.tags import Message
 from gossamer.node import NodeRuntime
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.results.checkpoints import CheckpointFolder, highest
 from gossamer.results.folder import RunFolder
 from gossamer.runtime.simulate.core import Order
+from gossamer.runtime.simulate.flights import Flights
 from gossamer.runtime.simulate.host import SimContext
 from gossamer.runtime.simulate.recording import SimRecorder
 from gossamer.runtime.simulate.replay import Replay
@@ -50,10 +49,7 @@ class SimCheckpoints:
         self._context, self._recorder, self._nodes, self._replay = context, recorder, nodes, replay
         self._options, self._gathers = experiment.checkpoint, experiment.algorithm.gathers
         self._folder, self._numbers = CheckpointFolder(folder.checkpoints, experiment), folder.checkpoints
-        context.links.flights = self
-        # By sender: messages sent to each receiver, and messages in flight by receiver and number.
-        self._sent: list[dict[int, int]] = [{} for _ in nodes]
-        self._in_flight: list[dict[tuple[int, int], Message]] = [{} for _ in nodes]
+        self._flights = context.links.flights = Flights(len(nodes))
         self._newest: dict[int, _RoundEnd] = {}
         self._open: dict[int, dict[int, _RoundEnd]] = {}  # incomplete checkpoints, by number and rank
         before = 0 if replay is None else replay.checkpoint.snapshots(self._options)
@@ -61,18 +57,6 @@ class SimCheckpoints:
         self._over: set[int] = set()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._written: Future[None] | None = None
-
-    def sent(self, message: Message, to: int) -> Message:
-        """Register a message in flight. Returns it with its number."""
-        sent, flying = self._sent[message.source], self._in_flight[message.source]
-        number = sent.get(to, 0)
-        sent[to] = number + 1
-        flying[to, number] = message = structs.replace(message, number=number)
-        return message
-
-    def landed(self, message: Message, to: int) -> None:
-        """A message is no longer in flight: it has arrived, is lost or was cancelled."""
-        self._in_flight[message.source].pop((to, message.number), None)
 
     def arriving(self, rank: int, message: Message) -> Message:
         """Register a message that reaches a node. Returns it with its right payload."""
@@ -114,7 +98,7 @@ class SimCheckpoints:
         ):
             return False
         saved = node.checkpoint(traffic=traffic, unrecorded=unrecorded)
-        self._newest[rank] = _RoundEnd(saved, dict(self._sent[rank]))
+        self._newest[rank] = _RoundEnd(saved, dict(self._flights.counts[rank]))
         return True
 
     def over(self, rank: int) -> None:
@@ -130,21 +114,21 @@ class SimCheckpoints:
         parts = self._open[number]
         parts.setdefault(rank, self._newest[rank])
         if len(parts) == len(self._nodes):
-            clock, saved = self._context.clock, self._saved(self._open.pop(number))
+            core, saved = self._context.core, self._saved(self._open.pop(number))
             # Write once everything at this instant is recorded.
-            write = partial(self._write, saved, clock.now())
-            clock.at(clock.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
+            write = partial(self._write, saved, core.now())
+            core.at(core.now_ns, Order.OBSERVE, len(self._nodes), write, background=True)
 
     def end(self) -> None:
         """Write a last checkpoint, of every node's newest round end."""
         if self._options.on and (self._replay is None or self._replay.over):
-            self._write(self._saved(self._newest), self._context.clock.now())
+            self._write(self._saved(self._newest), self._context.core.now())
 
     def _saved(self, parts: Mapping[int, _RoundEnd]) -> list[Checkpoint]:
         """The nodes' parts of a checkpoint, with the messages that belong to them."""
         sent: list[dict[int, int]] = [{} for _ in parts]  # by receiver and sender
         arriving = [list(parts[rank].since) for rank in range(len(parts))]
-        for source, flying in enumerate(self._in_flight):
+        for source, flying in enumerate(self._flights.messages):
             for to, count in parts[source].sent.items():
                 sent[to][source] = count
             for (to, _), message in flying.items():

@@ -16,7 +16,7 @@ from typing import Any
 from gossamer.config import Simulate
 from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
 from gossamer.learning.evaluate import Evaluator
-from gossamer.learning.measures import MetricValues
+from gossamer.learning.evaluation_metrics import MetricValues
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Model
@@ -47,14 +47,14 @@ class Compute:
 
     def __init__(
         self,
-        clock: Core,
+        core: Core,
         seconds: Callable[[Computation], float],
         execute: Execute,
         settle: Callable[[], None] = lambda: None,
         watch: Callable[[int, ComputationKind, float, float], None] | None = None,
         replay: Replay | None = None,
     ) -> None:
-        self._clock, self._seconds, self._execute, self._settle = clock, seconds, execute, settle
+        self._core, self._seconds, self._execute, self._settle = core, seconds, execute, settle
         self._watch, self._replay = watch, replay
         self._queues: defaultdict[int, deque[_Queued]] = defaultdict(deque)
         self._busy_ns: defaultdict[int, int] = defaultdict(int)
@@ -63,7 +63,7 @@ class Compute:
 
     async def submit(self, computation: Computation) -> Any:
         """Queue a computation at its node. Returns the result of ``commit`` at the due instant."""
-        entry = _Queued(computation, self._clock.slot())
+        entry = _Queued(computation, self._core.slot())
         queue = self._queues[computation.rank]
         queue.append(entry)
         if len(queue) == 1:
@@ -78,10 +78,10 @@ class Compute:
         while queue:
             entry = queue[0]
             rank = entry.computation.rank
-            entry.start_ns = self._clock.now_ns
+            entry.start_ns = self._core.now_ns
             try:
                 seconds = self._seconds(entry.computation)
-                entry.due = self._clock.after(seconds, Order.COMMIT, rank, self._due, entry)
+                entry.due = self._core.after(seconds, Order.COMMIT, rank, self._due, entry)
             except Exception as error:  # noqa: BLE001 - a user's profile may raise anything; the node reports it
                 queue.popleft()
                 entry.slot.set_exception(error)
@@ -104,7 +104,7 @@ class Compute:
             self._start(queue)
 
     def _ended(self, entry: _Queued) -> None:
-        computation, now_ns = entry.computation, self._clock.now_ns
+        computation, now_ns = entry.computation, self._core.now_ns
         self._busy_ns[computation.rank] += now_ns - entry.start_ns
         if self._watch is not None:
             self._watch(computation.rank, computation.kind, entry.start_ns / NS, now_ns / NS)
@@ -112,7 +112,7 @@ class Compute:
     def busy_seconds(self, rank: int) -> float:
         """The total run time of a node's computations so far, seconds."""
         queue = self._queues[rank]
-        running = self._clock.now_ns - queue[0].start_ns if queue else 0
+        running = self._core.now_ns - queue[0].start_ns if queue else 0
         return (self._busy_ns[rank] + running) / NS
 
     def is_idle(self, rank: int) -> bool:
@@ -171,7 +171,7 @@ class Executor:
     """Trains and evaluates models with the run's trainer."""
 
     def __init__(
-        self, setup: Setup, rows: Rows, workers: ThreadPool, profile: Profile, say: Callable[[str], None]
+        self, setup: Setup, rows: Rows, threads: ThreadPool, profile: Profile, say: Callable[[str], None]
     ) -> None:
         experiment, self._setup, self._profile = setup.experiment, setup, profile
         options = experiment.engine
@@ -180,7 +180,7 @@ class Executor:
             setup.task,
             experiment.optimizer,
             rows,
-            workers,
+            threads,
             rule=experiment.gradient,
             cuda_graphs=options.cuda_graphs,
         )
@@ -189,7 +189,7 @@ class Executor:
         device, samples = options.device, experiment.evaluation.samples
         shared_rows = rows if self.trainer.evaluates_many else None
         self._evaluator = Evaluator(
-            setup.task, experiment.seed, samples, device, workers, say, shared_rows, setup.measures
+            setup.task, experiment.seed, samples, device, threads, say, shared_rows, setup.metrics
         )
 
     def execute(self, kind: ComputationKind, jobs: Sequence[Any]) -> list[Any]:

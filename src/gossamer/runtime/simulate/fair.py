@@ -203,14 +203,14 @@ class FairLinks(Links):
             connection.messages.append(transfer)
             if len(connection.messages) == 1:
                 self._begin(connection)
-                self._update_at(self.clock.now_ns)
+                self._update_at(self.core.now_ns)
         return transfers
 
     def _begin(self, connection: _Connection) -> None:
         transfer = connection.messages[0]
-        connection.rest, connection.since_ns = float(transfer.size), self.clock.now_ns
+        connection.rest, connection.since_ns = float(transfer.size), self.core.now_ns
         connection.pause = WINDOW if transfer.size > WINDOW else 0
-        path = self._leave(transfer, self.clock.now_ns)
+        path = self._leave(transfer, self.core.now_ns)
         self._route(connection, path, transfer.lost)
 
     def _route(self, connection: _Connection, path: Path | None, lost: bool) -> None:
@@ -226,7 +226,7 @@ class FairLinks(Links):
                 self._shares.remove(connection)
             connection.links, connection.weight, connection.limit = links, weight, limit
             self._shares.add(connection)
-            self._update_at(self.clock.now_ns)
+            self._update_at(self.core.now_ns)
         self._predict(connection)
 
     def _end(self, connection: _Connection) -> None:
@@ -255,11 +255,11 @@ class FairLinks(Links):
             if self._next_ns <= time_ns:
                 return
             self._next.cancel()
-        self._next, self._next_ns = self.clock.at(time_ns, Order.ARRIVAL, NETWORK, self._update), time_ns
+        self._next, self._next_ns = self.core.at(time_ns, Order.ARRIVAL, NETWORK, self._update), time_ns
 
     def _update(self) -> None:
         """Take the steps that are due, update all shares, and schedule the next update."""
-        now = self.clock.now_ns
+        now = self.core.now_ns
         while (due := self._first_due()) is not None and due.due_ns <= now:
             heapq.heappop(self._due)
             self._step(due)
@@ -285,7 +285,7 @@ class FairLinks(Links):
         return None
 
     def _step(self, connection: _Connection) -> None:
-        now, transfer = self.clock.now_ns, connection.messages[0]
+        now, transfer = self.core.now_ns, connection.messages[0]
         if connection.pause:  # all but the last window has left; its acknowledgement takes a round trip
             connection.rest, connection.since_ns, connection.pause = float(connection.pause), now, 0
             self._predict(connection)
@@ -302,30 +302,30 @@ class FairLinks(Links):
         self._end(connection)
 
     def _travel(self, transfer: Transfer) -> None:
-        arrival_ns = self.clock.now_ns + transfer.latency_ns
-        self.clock.at(arrival_ns, Order.DELIVERY, transfer.message.source, self._finish, transfer)
+        arrival_ns = self.core.now_ns + transfer.latency_ns
+        self.core.at(arrival_ns, Order.DELIVERY, transfer.message.source, self._finish, transfer)
 
     # --- changes of the plan
 
     def _withdraw(self, transfer: Transfer) -> bool:
-        if transfer.end_ns <= self.clock.now_ns:
+        if transfer.end_ns <= self.core.now_ns:
             return False
         key = 0 if self._in_turn else transfer.to
         connection = self._connections[transfer.message.source][key]
         if connection.messages[0] is not transfer:
             connection.messages.remove(transfer)
             return True
-        gone = connection.gone_by(self.clock.now_ns)
+        gone = connection.gone_by(self.core.now_ns)
         self._interrupt(transfer, gone)
         self._sent.stop(transfer, gone)
         if gone and not transfer.lost:
             self._travel(transfer)
         self._end(connection)
-        self._update_at(self.clock.now_ns)
+        self._update_at(self.core.now_ns)
         return True
 
     def _changed(self, before: list[float]) -> None:
-        now = self.clock.now_ns
+        now = self.core.now_ns
         for connection in self._all():
             transfer = connection.messages[0]
             path = self._conditions.path(connection.source, transfer.to)
@@ -344,6 +344,6 @@ class FairLinks(Links):
         return [transfer for connection in connections for transfer in connection.messages]
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
-        now = self.clock.now_ns
+        now = self.core.now_ns
         for connection in self._connections[rank].values():
             yield connection.messages[0], connection.gone_by(now)

@@ -46,7 +46,7 @@ class FaultRunner:
     ) -> None:
         self._context, self._nodes, self._tasks = context, nodes, tasks
         self._recorder, self._start, self._log = recorder, start, log
-        self._clock, self._links = context.clock, context.links
+        self._core, self._links = context.core, context.links
         self._experiment, self._schedule = context.setup.experiment, context.setup.faults
         self._gathers = self._experiment.algorithm.gathers
         self.presence = SimPresence(self._experiment.nodes, gather=self._gathers)
@@ -80,12 +80,12 @@ class FaultRunner:
         self._check_any_left()
 
     def _due(self) -> None:
-        now_s = self._clock.now()
-        # Before the schedule is settled, all nodes may wait for one that has yet to join.
-        stuck = now_s >= self._schedule.settled_s and self._clock.pending <= len(self._detections)
+        now_s = self._core.now()
+        # Until the last fault has ended, all nodes may wait for one that has yet to join.
+        stuck = now_s >= self._schedule.last_end_s and self._core.pending <= len(self._detections)
         self._idle = self._idle + 1 if stuck else 0
         if self._idle > MAX_IDLE:
-            raise Deadlock(f"all nodes wait, even as others leave and return: {self._clock.waiting()}")
+            raise Deadlock(f"all nodes wait, even as others leave and return: {self._core.waiting()}")
         self._execute_due(max(now_s, self._fault_queue.next_s))  # now_s is rounded to nanoseconds
         self._check_any_left()  # an expected return may be cancelled without an event
 
@@ -96,7 +96,7 @@ class FaultRunner:
             self._next.cancel()
         if math.isfinite(self._fault_queue.next_s):
             due_ns = to_ns(self._fault_queue.next_s)
-            self._next = self._clock.at(due_ns, Order.COMMIT, NETWORK, self._due)
+            self._next = self._core.at(due_ns, Order.COMMIT, NETWORK, self._due)
 
     def _state(self, rank: int) -> life.State:
         if rank not in self._up:
@@ -141,12 +141,12 @@ class FaultRunner:
         for crash in list(self._at_rounds.get(rank, ())):
             if completed >= crash.round and rank in self._up:
                 self._at_rounds[rank].remove(crash)
-                now_s = self._clock.now()
+                now_s = self._core.now()
                 self._fault_queue.add(crash.now(now_s))
                 self._execute_due(now_s)
 
     def save(self, node: NodeRuntime) -> None:
-        due = self._experiment.checkpoint.due(node.round, self._clock.now())
+        due = self._experiment.checkpoint.due(node.round, self._core.now())
         if due > self._made[node.rank]:
             self._made[node.rank] = due
             self._saved[node.rank] = node.checkpoint()
@@ -235,7 +235,7 @@ class FaultRunner:
     def _detect_later(self, rank: int) -> None:
         self._forget_detection(rank)
         after_s = self._experiment.failures.detection_s
-        self._detections[rank] = self._clock.after(after_s, Order.TIMER, NETWORK, lambda: self._lose(rank))
+        self._detections[rank] = self._core.after(after_s, Order.TIMER, NETWORK, lambda: self._lose(rank))
 
     def _forget_detection(self, rank: int) -> None:
         if rank in self._detections:

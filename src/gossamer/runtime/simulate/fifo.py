@@ -81,7 +81,7 @@ class FifoLinks(Links):
 
     def _settle(self, rank: int) -> None:
         """Count the messages that have left a node by now."""
-        uplink, now = self._uplinks[rank], self.clock.now_ns
+        uplink, now = self._uplinks[rank], self.core.now_ns
         while uplink and uplink[0].end_ns <= now:
             self._planned[rank] -= 1
             self._left(uplink.pop(0))
@@ -94,7 +94,7 @@ class FifoLinks(Links):
         if planned:
             free_ns = uplink[planned - 1].end_ns
         else:
-            free_ns = self.clock.now_ns
+            free_ns = self.core.now_ns
             self._new_lines.add(rank)
         for transfer in uplink[planned:AHEAD]:
             if free_ns >= NEVER_NS:
@@ -126,7 +126,7 @@ class FifoLinks(Links):
             turn.cancel()
             del self._turns[rank]
         if due_ns is not None:
-            turn = self.clock.at(due_ns, Order.ARRIVAL, rank, self._turn, rank)
+            turn = self.core.at(due_ns, Order.ARRIVAL, rank, self._turn, rank)
             self._turns[rank] = due_ns, turn
 
     def _turn(self, rank: int) -> None:
@@ -163,7 +163,7 @@ class FifoLinks(Links):
 
     def _leaving(self, rank: int) -> Iterable[tuple[Transfer, int]]:
         uplink = self._uplinks[rank]
-        return [(uplink[0], uplink[0].gone_by(self.clock.now_ns))] if uplink else []
+        return [(uplink[0], uplink[0].gone_by(self.core.now_ns))] if uplink else []
 
     def _waiting(self, rank: int) -> Sequence[Transfer]:
         self._settle(rank)
@@ -172,7 +172,7 @@ class FifoLinks(Links):
     # --- the bytes of all nodes
 
     def network_bytes(self) -> int:
-        now_ns = self.clock.now_ns
+        now_ns = self.core.now_ns
         self._new_lines.update(self._sent.ended(now_ns))
         for rank in self._new_lines:
             self._draw_line(rank, now_ns)
@@ -233,7 +233,7 @@ class FifoLinks(Links):
     def _schedule(
         self, transfer: _FifoTransfer, time_ns: int, order: Order, call: Callable[[_FifoTransfer], None]
     ) -> None:
-        transfer.event = self.clock.at(time_ns, order, transfer.message.source, call, transfer)
+        transfer.event = self.core.at(time_ns, order, transfer.message.source, call, transfer)
 
     def _unschedule(self, transfer: _FifoTransfer) -> None:
         if transfer.event is not None:
@@ -244,7 +244,7 @@ class FifoLinks(Links):
 
     def _withdraw(self, transfer: Transfer) -> bool:
         assert isinstance(transfer, _FifoTransfer)
-        now, source = self.clock.now_ns, transfer.message.source
+        now, source = self.core.now_ns, transfer.message.source
         self._settle(source)
         if transfer.end_ns <= now:
             return False
@@ -266,7 +266,7 @@ class FifoLinks(Links):
         return True
 
     def _changed(self, before: list[float]) -> None:
-        now = self.clock.now_ns
+        now = self.core.now_ns
         for rank, downlink in enumerate(self._downlinks):
             rate = before[self._nodes + rank]
             if rate != self.rates[self._nodes + rank] and downlink and (first := downlink[0]).begin_ns < now:
@@ -288,7 +288,7 @@ class FifoLinks(Links):
 
     def _replan(self, transfer: _FifoTransfer) -> None:
         """Replan a message that is leaving, under new conditions. Without a path it is lost."""
-        source, now = transfer.message.source, self.clock.now_ns
+        source, now = transfer.message.source, self.core.now_ns
         path = self._conditions.path(source, transfer.to)
         if path is None and not transfer.lost:
             transfer.lost = True

@@ -12,7 +12,7 @@ from typing import Any
 
 from gossamer.errors import GossamerError, RunFailed
 from gossamer.learning.computation import Computation
-from gossamer.learning.mixing import Step
+from gossamer.learning.mixing import InboxJob
 from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
@@ -42,7 +42,7 @@ class SimContext:
     setup: Setup
     observer: Observer
     profile: Profile
-    clock: Core
+    core: Core
     rows: Rows
     links: Links
     executor: Executor
@@ -54,9 +54,9 @@ class SimContext:
     def calls(self) -> tuple[Any, ...]:
         """What a node calls and what does not depend on the node. Each is bound once for all of them: a method bound for
         every node takes 64 bytes, and one that is bound at each call takes time."""
-        clock, rows = self.clock, self.rows
+        core, rows = self.core, self.rows
         of_rows = rows.store, rows.owns, rows.vector, self.mixing.settle_for
-        return clock.now, self.links.network_bytes, clock.slot, clock.spawn, *of_rows, self.compute.submit
+        return core.now, self.links.network_bytes, core.slot, core.spawn, *of_rows, self.compute.submit
 
 
 MAX_ROUNDS = 1_000  # of a node at one instant, if nothing but time ends the run
@@ -67,7 +67,7 @@ class SimHost:
     ``secrets`` is the number of secrets that the node has requested."""
 
     __slots__ = (
-        *("_clock", "_event", "_instant_ns", "_last", "_links", "_mixing", "_most_rounds"),
+        *("_core", "_event", "_instant_ns", "_last", "_links", "_mixing", "_most_rounds"),
         *("_rank", "_round_ended", "_rounds", "_seed", "_submit", "compute", "counters"),
         *("fresh", "is_stored", "lost", "network_bytes", "now", "paced", "presence", "secrets"),
         *("settle", "slot", "spawn", "store"),
@@ -78,7 +78,7 @@ class SimHost:
 
     def __init__(self, context: SimContext, rank: int, round_ended: Callable[[int], None]) -> None:
         experiment = context.setup.experiment
-        self._clock, self._links, self._mixing = context.clock, context.links, context.mixing
+        self._core, self._links, self._mixing = context.core, context.links, context.mixing
         self._seed, self._last, self._rank = experiment.seed, experiment.stop.rounds, rank
         self._round_ended, self._event = round_ended, context.event
         self.lost: Set[int] = NONE
@@ -97,14 +97,14 @@ class SimHost:
         return self._links.traffic(self._rank)
 
     def timer(self, seconds: float, call: Callable[[], None], *, background: bool = False) -> Any:
-        return self._clock.after(seconds, Order.TIMER, self._rank, call, background=background)
+        return self._core.after(seconds, Order.TIMER, self._rank, call, background=background)
 
     def send(
         self, to: Sequence[int], payload: Payload, tag: tuple[str | int, ...], form: Form | None = None
     ) -> list[Sending]:
         return self._links.send(self._rank, to, payload, tag, form)
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         return self._mixing.submit(self._rank, step, read=read)
 
     def event(self, kind: str, text: str) -> None:
@@ -115,8 +115,8 @@ class SimHost:
 
     async def end_round(self) -> None:
         self._round_ended(self._rank)
-        if self._clock.now_ns != self._instant_ns:
-            self._instant_ns, self._rounds = self._clock.now_ns, 0
+        if self._core.now_ns != self._instant_ns:
+            self._instant_ns, self._rounds = self._core.now_ns, 0
         self._rounds += 1
         if self._rounds > self._most_rounds:
             raise GossamerError(
@@ -201,7 +201,7 @@ class FaultyHost(SimHost):
         self._check_alive()
         return self._submit(computation)
 
-    def mix(self, step: Step, *, read: bool) -> Awaitable[Any]:
+    def mix(self, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         self._check_alive()
         return super().mix(step, read=read)
 

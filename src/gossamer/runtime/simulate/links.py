@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,10 +26,8 @@ from gossamer.node.expectations import Form
 from gossamer.node.waiting import Slot, resolve
 from gossamer.runtime.simulate.core import NEVER_NS, NS, Core, Order, ScheduledCall, to_ns
 from gossamer.runtime.simulate.counters import NodeCounters, columns, total_of, traffic_of
+from gossamer.runtime.simulate.flights import Flights
 from gossamer.runtime.simulate.sent import SentBytes
-
-if TYPE_CHECKING:
-    from gossamer.runtime.simulate.checkpoints import SimCheckpoints
 
 NETWORK = -1  # the rank of the network's own events, which come before those of nodes
 ROUNDING_BYTES = 1e-6  # more than the rounding errors of a message's progress, and much less than a byte
@@ -61,7 +59,7 @@ class Transfer(Sending):
         # A message that the network loses is accepted when it has left.
         if self.done():
             return
-        slot = self.links.clock.slot()
+        slot = self.links.core.slot()
         self.waiters = [*(self.waiters or ()), slot]
         if self.accepted_ns is not None:
             self.accept_at(self.accepted_ns)
@@ -69,7 +67,7 @@ class Transfer(Sending):
 
     def done(self) -> bool:
         accepted_ns = self.accepted_ns
-        return self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.clock.now_ns)
+        return self.cancelled or (accepted_ns is not None and accepted_ns <= self.links.core.now_ns)
 
     def cancel(self) -> bool:
         return self.links.cancel(self)
@@ -81,11 +79,11 @@ class Transfer(Sending):
             self.wake.cancel()
             self.wake = None
         if self.waiters:
-            clock, source = self.links.clock, self.message.source
-            if clock.now_ns < self.start_ns < NEVER_NS:  # its sender's timers set until then come first
-                self.wake = clock.at(self.start_ns, Order.ARRIVAL, source, self._begin)
+            core, source = self.links.core, self.message.source
+            if core.now_ns < self.start_ns < NEVER_NS:  # its sender's timers set until then come first
+                self.wake = core.at(self.start_ns, Order.ARRIVAL, source, self._begin)
             else:
-                self.wake = clock.at(time_ns, Order.TIMER, source, self.accept)
+                self.wake = core.at(time_ns, Order.TIMER, source, self.accept)
 
     def _begin(self) -> None:
         assert self.accepted_ns is not None
@@ -100,19 +98,19 @@ class Transfer(Sending):
 class Sent(Sending):
     """Messages that left at the instant of the call, so that none can be cancelled."""
 
-    __slots__ = ("_accepted_ns", "_clock", "_source")
+    __slots__ = ("_accepted_ns", "_core", "_source")
 
-    def __init__(self, clock: Core, source: int, accepted_ns: int) -> None:
-        self._clock, self._source, self._accepted_ns = clock, source, accepted_ns
+    def __init__(self, core: Core, source: int, accepted_ns: int) -> None:
+        self._core, self._source, self._accepted_ns = core, source, accepted_ns
 
     def __await__(self) -> Generator[Any, None, None]:
         if not self.done():
-            slot = self._clock.slot()
-            self._clock.at(self._accepted_ns, Order.TIMER, self._source, resolve, slot)
+            slot = self._core.slot()
+            self._core.at(self._accepted_ns, Order.TIMER, self._source, resolve, slot)
             yield from slot.__await__()
 
     def done(self) -> bool:
-        return self._accepted_ns <= self._clock.now_ns
+        return self._accepted_ns <= self._core.now_ns
 
     def cancel(self) -> bool:
         return False
@@ -150,7 +148,7 @@ class Links(ABC):
 
     def __init__(
         self,
-        clock: Core,
+        core: Core,
         network: Network,
         nodes: int,
         seed: int,
@@ -158,8 +156,8 @@ class Links(ABC):
         arrive: Callable[[int, Message], None],
         watch: Watch | None = None,
     ) -> None:
-        self.clock = clock
-        self.flights: SimCheckpoints | None = None
+        self.core = core
+        self.flights: Flights | None = None
         self._network, self._nodes, self._seed = network, nodes, seed
         self.recipients: list[Callable[[Message], object]] = [partial(arrive, rank) for rank in range(nodes)]
         self._watch = watch
@@ -204,7 +202,7 @@ class Links(ABC):
         """Queue a frozen payload for nodes, in this order. Raises ValueError above the limit."""
         size, versions = self.measure(source, payload, tag)
         known = [] if form is None else [form]
-        message = Message(source, tag, payload, self.clock.now(), versions, form=known)
+        message = Message(source, tag, payload, self.core.now(), versions, form=known)
         self._on_the_way[source] += len(to)
         latency_ns, flights = self.only_latency_ns, self.flights
         if flights is not None:  # numbered messages are sent one by one
@@ -239,15 +237,15 @@ class Links(ABC):
 
     def _send_at_once(self, message: Message, to: Sequence[int], size: int, latency_ns: int) -> Sending:
         """On a network with only latency, all messages of a broadcast leave now and arrive as one event."""
-        source, now_ns = message.source, self.clock.now_ns
+        source, now_ns = message.source, self.core.now_ns
         self._bytes_sent[source] += size * len(to)
         self._messages_sent[source] += len(to)
         self._sent.add(size * len(to))
         if self._watch is not None:
             for rank in to:
                 self._watch(source, rank, now_ns / NS, now_ns / NS, size)
-        self.clock.at(now_ns + latency_ns, Order.DELIVERY, source, self._arrived, message, to, size)
-        return Sent(self.clock, source, now_ns if size <= WINDOW else now_ns + 2 * latency_ns)
+        self.core.at(now_ns + latency_ns, Order.DELIVERY, source, self._arrived, message, to, size)
+        return Sent(self.core, source, now_ns if size <= WINDOW else now_ns + 2 * latency_ns)
 
     def _arrived(self, message: Message, to: Sequence[int], size: int) -> None:
         if not message.unchanged():
@@ -275,7 +273,7 @@ class Links(ABC):
     def drop(self, rank: int) -> Sending:
         """Send no message of a node, since its receiver is known to be away."""
         self._counters["messages_unsent"][rank] += 1
-        return Sent(self.clock, rank, 0)
+        return Sent(self.core, rank, 0)
 
     # --- methods that depend on the sharing
 
@@ -362,7 +360,7 @@ class Links(ABC):
             self._report(self._watch, transfer)
 
     def _interrupt(self, transfer: Transfer, gone: int) -> None:
-        transfer.end_ns, transfer.carried = self.clock.now_ns, gone
+        transfer.end_ns, transfer.carried = self.core.now_ns, gone
         self._bytes_sent[transfer.message.source] += gone
         if self._watch is not None:
             self._report(self._watch, transfer)
@@ -380,7 +378,7 @@ class Links(ABC):
         if self.flights is not None:
             self.flights.landed(message, to[0])
         if message.source in self._landed_callbacks:
-            self.clock.at(self.clock.now_ns, Order.TIMER, message.source, self._check_landed, message.source)
+            self.core.at(self.core.now_ns, Order.TIMER, message.source, self._check_landed, message.source)
 
     def _report(self, watch: Watch, transfer: Transfer) -> None:
         times = transfer.start_ns / NS, transfer.end_ns / NS
@@ -400,7 +398,7 @@ class Links(ABC):
     def _take_back(self, transfer: Transfer) -> bool:
         if not self._withdraw(transfer):
             return False
-        transfer.accept_at(self.clock.now_ns)
+        transfer.accept_at(self.core.now_ns)
         transfer.cancelled = True
         return True
 
@@ -416,7 +414,7 @@ class Links(ABC):
 
     def join(self, rank: int) -> None:
         """A node is present: messages that are queued for it from now on reach it."""
-        self._absences[rank] = self.clock.now()
+        self._absences[rank] = self.core.now()
         self._landed_callbacks.pop(rank, None)
 
     def when_landed(self, rank: int, call: Callable[[], None]) -> None:
@@ -435,7 +433,7 @@ class Links(ABC):
     def _expect(self, change: tuple[float, Conditions] | None) -> None:
         if change is not None:
             time_s, conditions = change
-            self.clock.at(to_ns(time_s), Order.COMMIT, NETWORK, self._change, conditions, background=True)
+            self.core.at(to_ns(time_s), Order.COMMIT, NETWORK, self._change, conditions, background=True)
 
     def _change(self, conditions: Conditions) -> None:
         for rank in range(self._nodes):
@@ -463,7 +461,7 @@ class Links(ABC):
     def network_bytes(self) -> int:
         """The bytes that all nodes together have sent so far: the sum of :meth:`traffic`, up to the byte that
         each message that is being sent has begun (:class:`~gossamer.runtime.simulate.sent.SentBytes`)."""
-        return self._sent.by(self.clock.now_ns)
+        return self._sent.by(self.core.now_ns)
 
     def counters(self, rank: int) -> NodeCounters:
         """The counters that the node itself increases."""
@@ -488,7 +486,7 @@ class Links(ABC):
 
     def close(self) -> None:
         if self._watch is not None:
-            now_ns = self.clock.now_ns
+            now_ns = self.core.now_ns
             for rank in range(self._nodes):
                 self._settle(rank)
                 for transfer, gone in self._leaving(rank):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer.learning.mixing import Step, Sum, allow_compiled_loops, mix_rows
+from gossamer.learning.mixing import InboxJob, Sum, allow_compiled_loops, mix_rows
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.node.waiting import Slot
@@ -22,14 +22,14 @@ from gossamer.runtime.simulate.core import Core
 MAX_DEFERRED = 256
 """Above this number, deferred sums are computed at the end of the instant, since they keep the rows they read."""
 MIN_LENGTH = 1 << 14  # for shorter vectors, a handover between threads takes longer than the sum
-_Request = tuple[int, Step, bool, Slot]
+_Request = tuple[int, InboxJob, bool, Slot]
 
 
 class Mixer:
     """Runs mixing steps in the order (rank, order of the calls)."""
 
-    def __init__(self, clock: Core, rows: Rows, workers: ThreadPool, profile: Profile) -> None:
-        self._clock, self._rows, self._workers = clock, rows, workers
+    def __init__(self, core: Core, rows: Rows, threads: ThreadPool, profile: Profile) -> None:
+        self._core, self._rows, self._threads = core, rows, threads
         self._profile = profile
         # By request: rank, step, whether its result is read at once, and the slot of the commit's result.
         self._requests: list[_Request] = []
@@ -38,12 +38,12 @@ class Mixer:
         self._whole: dict[int, Tensor] = {}  # by address: whole rows that the deferred sums hold
         allow_compiled_loops()
 
-    def submit(self, rank: int, step: Step, *, read: bool) -> Awaitable[Any]:
+    def submit(self, rank: int, step: InboxJob, *, read: bool) -> Awaitable[Any]:
         """Queue a node's step. The awaitable gives the result of its ``commit``. Unless ``read``,
         :meth:`settle` must run before the result is read."""
-        slot = self._clock.slot()
+        slot = self._core.slot()
         if not self._requests:
-            self._clock.when_quiet(-1, self._flush)
+            self._core.when_quiet(-1, self._flush)
         self._requests.append((rank, step, read, slot))
         return slot
 
@@ -57,7 +57,7 @@ class Mixer:
             return
         with self._profile.part("mix"):
             sums, rows = [deferred for deferred, _ in self._deferred], [row for _, row in self._deferred]
-            mix_rows(sums, rows, self._workers)
+            mix_rows(sums, rows, self._threads)
         self._deferred = []
         self._unwritten.clear()
         self._whole.clear()
@@ -79,8 +79,8 @@ class Mixer:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
-        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the workers."""
-        others: list[tuple[Step, Slot]] = []
+        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the threads."""
+        others: list[tuple[InboxJob, Slot]] = []
         for _, step, _, slot in requests:
             if slot.done():  # cancelled
                 continue
@@ -97,7 +97,7 @@ class Mixer:
         if not others:
             return
         shared = self._rows.length >= MIN_LENGTH
-        attempts = (self._workers.map if shared else map)(self._attempt, [step for step, _ in others])
+        attempts = (self._threads.map if shared else map)(self._attempt, [step for step, _ in others])
         for (step, slot), (result, failure) in zip(others, attempts, strict=True):
             try:
                 if failure is not None:
@@ -106,13 +106,13 @@ class Mixer:
             except Exception as error:  # noqa: BLE001 - likewise
                 slot.set_exception(error)
 
-    def _attempt(self, step: Step) -> tuple[Any, Exception | None]:
+    def _attempt(self, step: InboxJob) -> tuple[Any, Exception | None]:
         try:
             return step.run(self._rows.vector), None
         except Exception as error:  # noqa: BLE001 - the author's inbox or weights, or an author's codec or aggregator
             return None, error
 
-    def _defer(self, step: Step) -> Tensor | None:
+    def _defer(self, step: InboxJob) -> Tensor | None:
         """The row of a sum of whole vectors, which is written later; None for any other step."""
         terms = step.terms()
         if terms is None:

@@ -13,10 +13,10 @@ from operator import itemgetter
 
 from gossamer.node.rejoin import first_round
 from gossamer.node.setup import Waiter
-from gossamer.runtime.life import Presence
+from gossamer.runtime.life import Membership
 
 
-class SimPresence(Presence):
+class SimPresence(Membership):
     """The nodes that take part, and their rounds. ``gather`` tells whether nodes wait for each other."""
 
     def __init__(self, nodes: int, *, gather: bool) -> None:

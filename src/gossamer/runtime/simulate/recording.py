@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from gossamer.learning.measures import MetricValues
+from gossamer.learning.evaluation_metrics import MetricValues
 from gossamer.messages.tags import Model, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.shown import CompleteModel
@@ -91,13 +91,13 @@ class SimRecorder:
     def leave(self, rank: int, *, keep: bool = False, frozen: bool = False) -> None:
         """Stop waiting for a node. Its reports for incomplete evaluations count only if ``keep`` is set."""
         self.flush()
-        clock = self._context.clock
-        self._rows.without(rank, gone_s=None if frozen else clock.now(), keep=keep)
-        clock.when_quiet(self._setup.experiment.nodes + 1, self.settle)
+        core = self._context.core
+        self._rows.without(rank, gone_s=None if frozen else core.now(), keep=keep)
+        core.when_quiet(self._setup.experiment.nodes + 1, self.settle)
 
     def join(self, rank: int, round: int) -> None:
         self.flush()
-        self._rows.back(rank, round, self._next_tick, self._context.clock.now())
+        self._rows.back(rank, round, self._next_tick, self._context.core.now())
 
     def resume_usage(self, rank: int) -> None:
         """A node that was away or frozen is back: the shares in its next row begin now."""
@@ -108,7 +108,7 @@ class SimRecorder:
         """The time, and a node's use of time and its traffic until then."""
         context, traffic = self._context, self._context.links.traffic(rank)
         busy = BusySeconds(context.compute.busy_seconds(rank), *context.links.busy_seconds(rank, traffic))
-        return context.clock.now(), busy, traffic
+        return context.core.now(), busy, traffic
 
     def unrecorded(self, rank: int) -> dict[int, Model]:
         """See :meth:`RunRecord.unrecorded`."""
@@ -118,7 +118,7 @@ class SimRecorder:
         self._record_all(("tick", number))
         self._next_tick = number + 1
         due_ns = to_ns((number + 1) * every_s)
-        self._context.clock.at(
+        self._context.core.at(
             due_ns, Order.OBSERVE, 0, lambda: self._tick(number + 1, every_s), background=True
         )
 
@@ -135,7 +135,7 @@ class SimRecorder:
         self._last_shown[rank] = shown.number
         context.mixing.settle_for(shown.model.parameters)
         if not self._pending:
-            context.clock.when_quiet(self._setup.experiment.nodes + 1, self.settle)
+            context.core.when_quiet(self._setup.experiment.nodes + 1, self.settle)
         now, busy, traffic = self._used(rank)
         row = node_row(node, moment, shown, traffic, now, self.wall(), self._usage[rank].shares(now, busy))
         self._pending.append((moment, row, shown, node.node.view))
@@ -143,7 +143,7 @@ class SimRecorder:
     def settle(self) -> None:
         """Write the rows of an instant that is over, and look for the target: all of them count together."""
         self.flush()
-        if self._rows.target_met(self._context.clock.now()):
+        if self._rows.target_met(self._context.core.now()):
             self._reached()
 
     def flush(self) -> None:

@@ -29,7 +29,7 @@ from gossamer.node.waiting import resolve
 from gossamer.results.checkpoints import RunCheckpoint, rewind
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import NETWORK, read_metrics, read_setup
+from gossamer.results.reading import NETWORK, read_metrics, read_setup
 from gossamer.results.schema import Totals
 from gossamer.results.segment import Segment
 from gossamer.runtime.events import EventLog, TimelineLog, timeline_log
@@ -201,13 +201,13 @@ class Simulation:
         known_s = -1.0 if replay is None else replay.until_s
         if timeline is not None:
             timeline.known_s = known_s
-        self._clock = clock = Core(self._waiting, self._report_if_due)
+        self._core = core = Core(self._waiting, self._report_if_due)
         rows, profile = Rows(setup.layout.size, options.device), Profile()
         count = options.workers if options.device == "cpu" else 1  # one thread is enough to launch kernels
         self._workers = workers = ThreadPool(count, options.threads, self._report_if_due)
         self.nodes: list[NodeRuntime] = []
         links = (FifoLinks if setup.network.sharing == "fifo" else FairLinks)(
-            clock,
+            core,
             setup.network,
             experiment.nodes,
             experiment.seed,
@@ -216,17 +216,17 @@ class Simulation:
             None if timeline is None else timeline.sent,
         )
         executor = Executor(setup, rows, workers, profile, observer.say)
-        mixing = Mixer(clock, rows, workers, profile)
+        mixing = Mixer(core, rows, workers, profile)
         watch = None if timeline is None else timeline.computed
-        compute = Compute(clock, self._seconds, executor.execute, mixing.settle, watch, replay)
+        compute = Compute(core, self._seconds, executor.execute, mixing.settle, watch, replay)
         self._context = SimContext(
-            setup, observer, profile, clock, rows, links, executor, compute, mixing, self._event
+            setup, observer, profile, core, rows, links, executor, compute, mixing, self._event
         )
         self._tasks: NodeTasks
         self._recorder = SimRecorder(
             self._context, metrics, graphs, self._present, lambda: self._tasks.finish("target")
         )
-        self._events = EventLog(events, clock.now, self._recorder.wall, links.network_bytes, known_s)
+        self._events = EventLog(events, core.now, self._recorder.wall, links.network_bytes, known_s)
         self._hosts: dict[int, SimHost] = {}
         self._common: Model | None = None
         self._faults: FaultRunner | None = None
@@ -244,7 +244,7 @@ class Simulation:
         keep_freed_memory()
         failure: RunFailed | None = None
         parameters = buffers = None
-        context, core = self._context, self._clock
+        context, core = self._context, self._core
         self._tasks = NodeTasks(core, self._setup.experiment.nodes, self.nodes, self._returned)
         ending = ending_signals(lambda: self._tasks.finish("stopped"), self._observer.say)
         with ending, unawaited_calls_fail():
@@ -273,7 +273,7 @@ class Simulation:
                 self._workers.close()
         return Outcome(
             reason,
-            self._clock.now(),
+            self._core.now(),
             self._recorder.wall(),
             parameters,
             buffers,
@@ -299,17 +299,17 @@ class Simulation:
             links.recipients = [node.deliver for node in self.nodes]
 
     async def _main(self) -> str:
-        experiment, clock = self._setup.experiment, self._clock
+        experiment, core = self._setup.experiment, self._core
         if experiment.stop.time_s is not None:
             end_ns = to_ns(experiment.stop.time_s)
-            clock.at(end_ns, Order.END, 0, self._tasks.finish, "time")
+            core.at(end_ns, Order.END, 0, self._tasks.finish, "time")
         if self._faults is not None:
             self._faults.begin()
         if (replay := self._replay) is not None:
             assert self._folder is not None
             graphs = max(map(int, read_setup(self._folder.path)["graphs"]), default=-1)
             self._recorder.resume(replay, read_metrics(self._folder.path), graphs)
-            clock.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
+            core.at(replay.until_ns, Order.OBSERVE, len(self.nodes), replay.end, background=True)
         self._recorder.begin()
         for node in self._present():
             self._save(node)
@@ -318,8 +318,8 @@ class Simulation:
         reason: str = await self._tasks.end
         if reason == "stopped" and self._checkpoints is not None:
             # A resumed run continues after this instant, so all of its events must happen first.
-            instant_over = clock.slot()
-            clock.at(clock.now_ns, Order.END, 0, resolve, instant_over)
+            instant_over = core.slot()
+            core.at(core.now_ns, Order.END, 0, resolve, instant_over)
             await instant_over
         return reason
 
@@ -376,7 +376,7 @@ class Simulation:
         used = [node for node in self.nodes if setup.takes_part(node.rank, node.round)]
         present = {node.rank for node in self._present()}
         return add_up(
-            self._clock.now(),
+            self._core.now(),
             [links.total()],
             [node.round for node in used],
             [node.round for node in used if node.rank in present],
@@ -433,7 +433,7 @@ class Simulation:
     def _seconds(self, computation: Computation) -> float:
         if computation.kind is ComputationKind.APPLY:
             return 0.0
-        seed, now, first = self._setup.experiment.seed, self._clock.now(), computation.first_step
+        seed, now, first = self._setup.experiment.seed, self._core.now(), computation.first_step
         return self._setup.compute.duration(seed, computation.rank, first, computation.work, now)
 
     def _round_ended(self, rank: int) -> None:
@@ -488,6 +488,6 @@ class Simulation:
         if self._reported - self._begun > UNCOUNTED_S and self._uncounted():
             self._heard_uncounted = True
             self._observer.say(UNCOUNTED)
-        self._observer.progress(self._completed_rounds(), self._clock.now())
+        self._observer.progress(self._completed_rounds(), self._core.now())
         if self._observer.stopping:
             self._tasks.finish("stopped")

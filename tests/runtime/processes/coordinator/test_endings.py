@@ -15,11 +15,11 @@ import pytest
 import gossamer
 from gossamer import Experiment, Run, RunFailed, api, load_run
 from gossamer.fingerprint import Fingerprint, unknown
-from gossamer.results import recorder
+from gossamer.results import closing
 from gossamer.results.checkpoints import newest
+from gossamer.results.consensus import consensus_distance
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import consensus_distance
 from gossamer.runtime.outcome import Outcome
 
 NODES = 4
@@ -166,7 +166,7 @@ def test_engine_is_closed_before_tables_are_compacted(
         calls.append("tables")
 
     monkeypatch.setattr(api, "_engine", lambda *_: Interrupted())
-    monkeypatch.setattr(recorder, "compact", compact)
+    monkeypatch.setattr(closing, "compact", compact)
     with pytest.raises(KeyboardInterrupt):
         gossamer.run(described(), tmp_path)
     assert calls[:2] == ["closed", "tables"]

@@ -16,7 +16,7 @@ import polars as pl
 from gossamer import files
 from gossamer.node.node import ROW_COLUMNS
 from gossamer.results.checkpoints import RunCheckpoint
-from gossamer.results.recorder import METRICS, TRAFFIC
+from gossamer.results.reading import METRICS, TRAFFIC
 from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.protocol import Violation
 from gossamer.runtime.setup import Setup
@@ -46,7 +46,7 @@ class Checks:
             self._before_s, self._wall_before_s = max(checkpoint.times_s.values()), checkpoint.wall_s
             self._rounds_before = max(checkpoint.rounds.values())
         self._evaluated = ("test_", *setup.set_prefixes)
-        measures = setup.measures
+        measures = setup.metrics
         self._numbers = {prefix + name for prefix in setup.set_prefixes for name in measures.numbers()}
         values = {column for name in measures.names for column in measures.columns.get(name, (name,))}
         self._known = {

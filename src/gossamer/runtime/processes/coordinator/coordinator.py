@@ -25,7 +25,7 @@ from gossamer.messages.tags import Model
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
 from gossamer.results.observer import Observer
-from gossamer.results.recorder import read_metrics
+from gossamer.results.reading import read_metrics
 from gossamer.results.schema import Totals
 from gossamer.runtime.events import EstimatedClock, EventLog
 from gossamer.runtime.outcome import Outcome, add_up, nothing_sent
@@ -87,7 +87,7 @@ class Coordinator:
         self._lifecycle = Lifecycle(setup, None if checkpoint is None else checkpoint.rounds)
         experiment = setup.experiment
         samples = experiment.evaluation.samples
-        evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
+        evaluator = Evaluator(setup.task, experiment.seed, samples, metrics=setup.metrics)
         metrics, graphs = opened(folder.segment("metrics")), opened(folder.segment("graphs"))
         self._rows = RunRecord(setup, metrics, graphs, evaluator.columns, self._show_row)
         self._clock = EstimatedClock(time.monotonic)

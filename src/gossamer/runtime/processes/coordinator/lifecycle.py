@@ -173,7 +173,7 @@ class Lifecycle:
         self._fault_queue = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
-        self.presence = life.Presence(())
+        self.presence = life.Membership(())
         self.alive = self.presence.up  # the ranks whose process has not ended
         self._lost = self.presence.lost
         self.killed = False  # whether a process has ended without its last model

@@ -10,11 +10,11 @@ import ssl
 import time
 from collections.abc import Callable
 
-from gossamer import __version__
 from gossamer.errors import BadInput
 from gossamer.runtime.processes.channel import LARGEST_STRANGER, SelectorChannel, parse_address
 from gossamer.runtime.processes.protocol import JoinRequest, Refused
 from gossamer.runtime.processes.security import check_token, context, issue, proof
+from gossamer.version import __version__
 
 JOIN_S = 10.0
 """Seconds that a stranger has to prove that it knows the token."""

@@ -30,7 +30,7 @@ from gossamer.errors import BadInput, RecordError, RunFailed
 from gossamer.results.checkpoints import CheckpointFolder, RunCheckpoint, highest
 from gossamer.results.folder import RunFolder, atomic, run_id
 from gossamer.results.formatting import some
-from gossamer.results.recorder import TIMELINE
+from gossamer.results.reading import TIMELINE
 from gossamer.results.schema import TimelineRow
 from gossamer.results.segment import read_segment
 from gossamer.runtime.processes import protocol

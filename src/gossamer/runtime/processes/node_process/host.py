@@ -26,7 +26,7 @@ from gossamer.learning.batches import BatchStream
 from gossamer.learning.computation import Computation, ComputationKind, execute, trainer_of
 from gossamer.learning.evaluate import BATCH, Evaluator
 from gossamer.learning.malloc import trim
-from gossamer.learning.mixing import Step
+from gossamer.learning.mixing import InboxJob
 from gossamer.learning.rows import Rows
 from gossamer.learning.trainer import TrainJob
 from gossamer.messages import encode
@@ -116,7 +116,7 @@ class ComputeResources:
             setup.task, experiment.optimizer, self.rows, rule=experiment.gradient
         )
         samples = experiment.evaluation.samples
-        self.evaluator = Evaluator(setup.task, experiment.seed, samples, measures=setup.measures)
+        self.evaluator = Evaluator(setup.task, experiment.seed, samples, metrics=setup.metrics)
         self._freed_bytes: int | None = None  # memory that a step allocated and freed
         self._common: Model | None = None
         if experiment.initial != "independent":
@@ -282,7 +282,7 @@ class NodeHost:
         encoded = encode(payload)
         return [self.transport.send(rank, encoded, tag) for rank in to]
 
-    async def mix(self, step: Step, *, read: bool) -> Any:
+    async def mix(self, step: InboxJob, *, read: bool) -> Any:
         # Tasks that were spawned earlier run first, as in the simulator, where mixing comes last at an instant.
         await asyncio.sleep(0)
         step.prepare()

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from gossamer import __version__
 from gossamer.config import Experiment
 from gossamer.config.experiment import parse_mapping
 from gossamer.errors import BadInput, RunFailed
@@ -57,6 +56,7 @@ from gossamer.runtime.processes.security import NONCE_BYTES, context, proof
 from gossamer.runtime.processes.system import check_supported, raise_descriptor_limit
 from gossamer.runtime.processes.worker.pool import ProcessPool
 from gossamer.runtime.setup import prepare
+from gossamer.version import __version__
 
 log = logging.getLogger("gossamer")
 

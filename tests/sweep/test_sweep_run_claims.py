@@ -11,8 +11,8 @@ import pytest
 
 from gossamer.errors import RecordError
 from gossamer.startup import environment, program
-from gossamer.sweep import claims
-from gossamer.sweep.claims import BEAT_S, DEAD_S, LOOK_S, Claim, Watch, held, held_for, process
+from gossamer.sweep import run_claims
+from gossamer.sweep.run_claims import BEAT_S, DEAD_S, LOOK_S, RunClaim, Watch, held, held_for, process
 
 ELSEWHERE = "another-machine/1:1"
 
@@ -32,11 +32,11 @@ class Clock:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims that this process takes seem to be those of another machine, whose processes can't be seen."""
-    monkeypatch.setattr(claims, "process", lambda: ELSEWHERE)
+    monkeypatch.setattr(run_claims, "process", lambda: ELSEWHERE)
 
 
-def take(folder: Path, owner: str = ELSEWHERE, after: int = 0) -> Claim:
-    claim = Claim.take(folder, owner, after)
+def take(folder: Path, owner: str = ELSEWHERE, after: int = 0) -> RunClaim:
+    claim = RunClaim.take(folder, owner, after)
     assert claim is not None
     return claim
 
@@ -44,12 +44,12 @@ def take(folder: Path, owner: str = ELSEWHERE, after: int = 0) -> Claim:
 RACE = """
 import sys
 from pathlib import Path
-from gossamer.sweep.claims import Claim
+from gossamer.sweep.run_claims import RunClaim
 out, after = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(100):
-    if Claim.take(out / str(number), "race:0", after) is not None:
+    if RunClaim.take(out / str(number), "race:0", after) is not None:
         print(number)
 """
 
@@ -92,7 +92,7 @@ def test_heartbeat_is_judged_by_its_change(tmp_path: Path) -> None:
         silent += 1
     assert silent * LOOK_S <= DEAD_S < (silent + 3) * LOOK_S
     assert held(tmp_path)  # one look can't tell
-    assert Claim.take(tmp_path, ELSEWHERE) is None
+    assert RunClaim.take(tmp_path, ELSEWHERE) is None
     with take(tmp_path, after=1):
         assert clock.look(tmp_path) is None
     assert clock.look(tmp_path) == 0
@@ -119,7 +119,7 @@ def test_owner_that_was_suspended_finds_its_claim_lost(tmp_path: Path) -> None:
     second.release()
     assert not tmp_path.exists()  # an empty folder is of no use
     third = take(tmp_path)  # with the number of the first
-    first = Claim(tmp_path / ".claim-1", os.open(os.devnull, os.O_RDWR), ELSEWHERE)
+    first = RunClaim(tmp_path / ".claim-1", os.open(os.devnull, os.O_RDWR), ELSEWHERE)
     first.release()
     assert held(tmp_path)
     third.release()
@@ -138,14 +138,14 @@ def test_claim_that_is_released_meanwhile_is_no_dead_one(
         return create(path, flags, mode)
 
     monkeypatch.setattr(os, "open", after_release)
-    assert Claim.take(tmp_path, ELSEWHERE, 1) is None
+    assert RunClaim.take(tmp_path, ELSEWHERE, 1) is None
     assert [path.name for path in tmp_path.iterdir()] == ["attempt"]
 
 
 def test_killed_owner_on_this_machine_is_dead_at_once(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from pathlib import Path; from gossamer.sweep.claims import Claim, process;"
-        " Claim.take(Path(sys.argv[1]), process()); os.kill(os.getpid(), 9)"
+        "import os, sys; from pathlib import Path; from gossamer.sweep.run_claims import RunClaim, process;"
+        " RunClaim.take(Path(sys.argv[1]), process()); os.kill(os.getpid(), 9)"
     )
     subprocess.run(program(code, str(tmp_path)), env=environment(), check=False)
     assert (tmp_path / ".claim-1").exists()
@@ -160,12 +160,12 @@ def test_killed_owner_on_this_machine_is_dead_at_once(tmp_path: Path) -> None:
 def test_folder_that_can_t_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").write_text("a file")
     with pytest.raises(RecordError, match="can't be written: File exists"):
-        Claim.take(tmp_path / "run", process())
+        RunClaim.take(tmp_path / "run", process())
 
     def full(descriptor: int, text: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(RecordError, match=r"\.claim-1 can't be written: No space left"):
-        Claim.take(tmp_path / "other", process())
+        RunClaim.take(tmp_path / "other", process())
     assert not held(tmp_path / "other")

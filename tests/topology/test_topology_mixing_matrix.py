@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gossamer.config.registry import build
 from gossamer.randomness import generator
 from gossamer.topology import Graph, TopologySchedule
-from gossamer.topology.measures import (
+from gossamer.topology.mixing_matrix import (
     describe,
     diameter,
     influence,
@@ -90,7 +90,7 @@ def test_influence_under_uniform_weights_follows_the_degree() -> None:
 def test_iterated_influence_matches_the_dense_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     W = sparse_matrix(schedule({"name": "star", "weights": "uniform"}, 30), 0)
     solved = influence(W)
-    monkeypatch.setattr("gossamer.topology.measures.DENSE_NODES", 29)
+    monkeypatch.setattr("gossamer.topology.mixing_matrix.DENSE_NODES", 29)
     assert influence(W) == pytest.approx(solved, abs=1e-12)
     assert influence(sparse_matrix(schedule("ring", 30), 0)) == pytest.approx(1 / 30, abs=0)
 

@@ -1,4 +1,4 @@
-"""Who does which run of a sweep that several processes share, on one machine or on many.
+"""The claims of processes, on one machine or on many, on the runs of a sweep that they share.
 
 A process *claims* a run by creating a file in its folder exclusively, which also shared file systems let only one do. (Locks
 may be missing there, or not reach other machines.) As long as it has the run, it changes a counter in the file, its
@@ -31,7 +31,7 @@ LOOK_S = 2.0
 _PREFIX = ".claim-"
 
 
-class Claim:
+class RunClaim:
     """A run that this process has claimed, from :meth:`take`; a context manager that releases it. A thread sends the
     heartbeat meanwhile."""
 
@@ -42,7 +42,7 @@ class Claim:
         self.lost = False
 
     @classmethod
-    def take(cls, folder: Path, owner: str, after: int = 0) -> Claim | None:
+    def take(cls, folder: Path, owner: str, after: int = 0) -> RunClaim | None:
         """Claim the run in a folder for the sweep of the process ``owner`` (see :func:`process`); None if another process
         has it. ``after`` is the number of a dead claim, from :class:`Watch`. RecordError if no file can be created."""
         path = folder / f"{_PREFIX}{after + 1}"
@@ -103,7 +103,7 @@ class Claim:
         while not self._over.wait(BEAT_S):
             self.beat()
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> RunClaim:
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._thread.start()
         return self
@@ -115,7 +115,7 @@ class Claim:
 
 
 class Watch:
-    """What a process sees of the claims of others. ``clock`` gives seconds that only grow."""
+    """The claims of other processes, as this one sees them. ``clock`` gives seconds that only grow."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

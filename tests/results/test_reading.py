@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.errors import BadInput
-from gossamer.results import recorder
+from gossamer.results import closing
+from gossamer.results.closing import compact
+from gossamer.results.consensus import consensus_distance
 from gossamer.results.folder import RunFolder
-from gossamer.results.recorder import compact, consensus_distance, read_events, read_metrics
+from gossamer.results.reading import read_events, read_metrics
 
 
 @pytest.fixture
@@ -81,7 +83,7 @@ def test_crash_before_segment_removal_duplicates_nothing(
     fill(folder, "metrics", 0, {"node": 0, "round": 0, "bytes_sent": 5}, {"node": 1, "round": 0})
     fill(folder, "events", 0, {"time_s": 1.0, "event": "lost", "node": 1})
     with monkeypatch.context() as patched:
-        patched.setattr(recorder, "_remove", lambda paths: None)
+        patched.setattr(closing, "_remove", lambda paths: None)
         compact(folder)
     assert (folder.path / "metrics.parquet").exists()
     assert len(list(folder.segments.iterdir())) == 2
@@ -134,7 +136,7 @@ def test_merged_row_lists_all_moments_after_a_crash(
         {"node": 1, "round": 3},
     )
     with monkeypatch.context() as patched:
-        patched.setattr(recorder, "_remove", lambda paths: None)
+        patched.setattr(closing, "_remove", lambda paths: None)
         compact(folder)
     rows = read_metrics(folder.path).select("node", "moment", "train_loss").rows()
     # The network's rows are of different models: those of a round, and those of an instant.

@@ -1,4 +1,4 @@
-"""What is measured of a model: the loss and the metrics of a task, by how they are computed, and their columns."""
+"""The loss and the metrics of a task, by how they are computed, and the columns of their values."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_NUMBERS = 10_000
 
 
 @dataclass(frozen=True)
-class Measures:
+class EvaluationMetrics:
     """The loss and the metrics of a task, by how they are computed.
 
     Attributes:
@@ -44,8 +44,8 @@ class Measures:
     sample_bytes: int | None = None
 
     @staticmethod
-    def of(task: Task, *, loss_is_mean: bool = True) -> Measures:
-        """The measures of a task."""
+    def of(task: Task, *, loss_is_mean: bool = True) -> EvaluationMetrics:
+        """The loss and the metrics of a task."""
         whole = {name: metric for name, metric in task.metrics.items() if isinstance(metric, OverSet)}
         streamed = {name: m for name, m in task.metrics.items() if isinstance(m, Streamed)}
         means: dict[str, Any] = {
@@ -55,17 +55,17 @@ class Measures:
         }
         loss_is_mean = loss_is_mean and not isinstance(task.loss, OverSet)
         loss = {"loss": task.loss}
-        return Measures(
+        return EvaluationMetrics(
             loss | means if loss_is_mean else means, whole if loss_is_mean else loss | whole, streamed
         )
 
     @property
     def names(self) -> list[str]:
-        """All of them, those that are means first."""
+        """The names of the loss and the metrics. Means over samples come first."""
         return [*self.means, *self.over_set, *self.streamed]
 
     def undefined(self, name: str) -> MetricValues:
-        """The values of a measure that is not defined: NaN, or None in place of a list."""
+        """The values of a metric that is not defined: NaN, or None in place of a list."""
         columns = self.columns.get(name, {name: False})
         return {column: None if is_list else float("nan") for column, is_list in columns.items()}
 
@@ -75,18 +75,18 @@ class Measures:
         return [column for known in columns for column, is_list in known.items() if not is_list]
 
     def means_of(self, outputs: Any, targets: Tensor) -> Float[Tensor, " means"]:
-        """The mean of each measure that is one."""
-        values = [measured(*measure, outputs, targets) for measure in self.means.items()]
+        """The values of the metrics that are means over samples."""
+        values = [measured(*metric, outputs, targets) for metric in self.means.items()]
         return torch.stack(values) if values else torch.empty(0, device=targets.device)
 
 
 class SetValues:
-    """The values of one model's ``over_set`` and ``streamed`` measures on ``samples`` samples, which are added in batches.
+    """The values of one model's ``over_set`` and ``streamed`` metrics on ``samples`` samples, which are added in batches.
 
-    If outputs are not finite, an error of a measure is taken for its answer to them, and its value is undefined."""
+    If outputs are not finite, an error of a metric is taken for its answer to them, and its value is undefined."""
 
-    def __init__(self, measures: Measures, streamed: Mapping[str, Streamed], samples: int) -> None:
-        self._measures, self._streamed, self._samples = measures, dict(streamed), samples
+    def __init__(self, metrics: EvaluationMetrics, streamed: Mapping[str, Streamed], samples: int) -> None:
+        self._metrics, self._streamed, self._samples = metrics, dict(streamed), samples
         self._outputs: Tensor | None = None
         self._filled, self._finite = 0, True
         self._undefined: MetricValues = {}
@@ -100,9 +100,9 @@ class SetValues:
             raise TypeError(f"task.model: returns a {kind}; accepted with metrics over a set: one tensor")
         self._finite = self._finite and is_finite(outputs)
         for name, metric in list(self._streamed.items()):
-            with self._answering(name), naming(part(name), outputs=outputs, targets=targets):
+            with self._answering(name), naming(field_of(name), outputs=outputs, targets=targets):
                 metric.update(outputs.clone(), targets.clone())
-        if self._measures.over_set:
+        if self._metrics.over_set:
             if self._outputs is None:
                 self._outputs = outputs.new_empty((self._samples, *outputs.shape[1:]))
             self._outputs[self._filled : self._filled + len(outputs)] = outputs
@@ -111,15 +111,15 @@ class SetValues:
     def values(self, targets: Tensor) -> MetricValues:
         """The values, when all samples have been added."""
         values: MetricValues = {}
-        for name, function in self._measures.over_set.items():
+        for name, function in self._metrics.over_set.items():
             with self._answering(name):
                 assert self._outputs is not None
-                with naming(part(name), outputs=self._outputs, targets=targets):
+                with naming(field_of(name), outputs=self._outputs, targets=targets):
                     value = function(self._outputs.clone(), targets.clone())
                 values |= columns_of(name, value)
         for name, metric in list(self._streamed.items()):
             with self._answering(name):
-                with naming(part(name)):
+                with naming(field_of(name)):
                     value = metric.compute()
                 values |= columns_of(name, value)
         return values | self._undefined
@@ -132,38 +132,38 @@ class SetValues:
             if self._finite:
                 raise
             self._streamed.pop(name, None)
-            self._undefined |= self._measures.undefined(name)
+            self._undefined |= self._metrics.undefined(name)
 
 
-def fresh_streams(measures: Measures, device: torch.device | str) -> dict[str, Streamed]:
-    """Copies of the ``streamed`` measures on a device."""
-    copies = {name: deepcopy(metric) for name, metric in measures.streamed.items()}
+def fresh_streams(metrics: EvaluationMetrics, device: torch.device | str) -> dict[str, Streamed]:
+    """Copies of the ``streamed`` metrics on a device."""
+    copies = {name: deepcopy(metric) for name, metric in metrics.streamed.items()}
     for metric in copies.values():
         if isinstance(metric, torch.nn.Module):
             metric.to(device)
     return copies
 
 
-def measured(name: str, measure: Metric, outputs: Any, targets: Tensor) -> Tensor:
-    """The mean returned by a measure. A user's metric may also return a plain number."""
-    if isinstance(measure, FunctionOfMean):
-        measure = measure.mean
-    field = part(name)
+def measured(name: str, metric: Metric, outputs: Any, targets: Tensor) -> Tensor:
+    """The mean returned by a metric. A user's metric may also return a plain number."""
+    if isinstance(metric, FunctionOfMean):
+        metric = metric.mean
+    field = field_of(name)
     with naming(field, outputs=outputs, targets=targets):
-        value: object = measure(outputs, targets)
+        value: object = metric(outputs, targets)
     if isinstance(value, int | float | np.generic | np.ndarray):
         value = torch.as_tensor(value, device=targets.device)
     return one_value(field, value, "one value")
 
 
 def columns_of(name: str, value: Any) -> MetricValues:
-    """The columns of a value: one with the measure's name, or those that a mapping names. TypeError for what can't be
+    """The columns of a value: one with the metric's name, or those that a mapping names. TypeError for what can't be
     recorded."""
     values = value if isinstance(value, Mapping) else {name: value}
     for column in values:
         if not (isinstance(column, str) and column.isascii() and column.isidentifier()):
-            raise TypeError(f"{part(name)}: returns {column!r}; accepted: identifiers as names")
-    return {column: _plain(part(name), entry) for column, entry in values.items()}
+            raise TypeError(f"{field_of(name)}: returns {column!r}; accepted: identifiers as names")
+    return {column: _plain(field_of(name), entry) for column, entry in values.items()}
 
 
 def _plain(field: str, value: Any) -> Any:
@@ -200,6 +200,6 @@ def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def part(measure: str) -> str:
-    """The field of the task that a measure is."""
-    return "task.loss" if measure == "loss" else f"task.metrics.{measure}"
+def field_of(metric: str) -> str:
+    """The field of the task that a metric is."""
+    return "task.loss" if metric == "loss" else f"task.metrics.{metric}"

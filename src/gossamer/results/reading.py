@@ -1,4 +1,4 @@
-"""The record of a run: append-only segments during the run, Parquet tables at its end.
+"""The tables of a run, and how they are read: from append-only segments during the run, from Parquet files after its end.
 
 ``metrics`` has a row per node and evaluation, which shows one model of the node (``evaluation.of``): ``round``,
 ``step`` and the values on evaluation sets belong to this model, which was complete ``model_age_s`` before
@@ -21,29 +21,21 @@ graph from round r on, if it differs from the previous one.
 from __future__ import annotations
 
 import json
-import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
-from jaxtyping import Float
 from polars.exceptions import PolarsError
-from torch import Tensor
 
 from gossamer import files
-from gossamer.errors import BadInput, RecordError, RunFailed, cause, listed
+from gossamer.errors import BadInput, listed
 from gossamer.messages.tags import COUNTERS
-from gossamer.results.folder import RunFolder, read_status, run_id, write_json, write_table
-from gossamer.results.schema import GraphRow, SetupFile, Status
+from gossamer.results.folder import read_status, run_id
+from gossamer.results.schema import GraphRow, SetupFile
 from gossamer.results.segment import read_segment
-
-log = logging.getLogger("gossamer")
 
 NETWORK = -1
 """The node number of rows about the network as a whole."""
@@ -252,105 +244,3 @@ def _joined(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
 
 def _ordered(table: pl.DataFrame, first: Sequence[str]) -> pl.DataFrame:
     return table.select(*first, *sorted(name for name in table.columns if name not in first))
-
-
-def compact(folder: RunFolder) -> None:
-    """Turn all segments, which must be closed, into ``metrics.parquet``, ``events.parquet`` and, if recorded,
-    ``timeline.parquet``; graphs go into ``setup.json``. A segment is removed only after its rows are on disk
-    elsewhere, so a kill at any time loses nothing."""
-    path = folder.path
-    for kind, read in (("metrics", read_metrics), ("events", read_events), ("timeline", read_timeline)):
-        if kind != "timeline" or segments(path, kind):
-            write_table(path / f"{kind}.parquet", read(path))
-            _remove(segments(path, kind))
-    if (graphs := segments(path, "graphs")) and (path / "setup.json").exists():
-        write_json(path / "setup.json", read_setup(path))
-        _remove(graphs)
-    with suppress(OSError):  # not empty, or missing
-        folder.segments.rmdir()
-
-
-def _remove(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink()
-
-
-def close_record(
-    folder: RunFolder,
-    reason: str,
-    error: str | None,
-    write_outcome: Callable[[], None] = lambda: None,
-    **figures: Any,
-) -> str | None:
-    """Write models (``write_outcome``), tables and, last, the status. The status is written even if the rest
-    can't be (e.g. on a full disk): rows then stay in their segments, and the run has failed. Returns the
-    first error in one line, or None. ``reason`` and ``figures`` are those of an
-    :class:`~gossamer.runtime.outcome.Outcome`."""
-    statuses: dict[str, Status] = {"failed": "failed", "stopped": "stopped", "diverged": "diverged"}
-    status, problem = statuses.get(reason, "done"), None
-    for temporary in folder.checkpoints.glob("*/.*.tmp"):  # left by nodes that were killed while writing
-        temporary.unlink(missing_ok=True)
-    try:
-        write_outcome()
-        compact(folder)
-        if status == "diverged":
-            error = str(read_events(folder.path).filter(event="diverged")["detail"].first())
-    except (OSError, BadInput) as failure:
-        problem = _reason(failure)
-        status, error = "failed", error or problem
-    try:
-        folder.write_status(status, error=error, **figures)
-    except (OSError, BadInput) as failure:
-        problem = problem or _reason(failure)
-    return problem
-
-
-def _reason(failure: Exception) -> str:
-    return str(failure) if isinstance(failure, RecordError) else f"the record can't be written: {failure}"
-
-
-def close_after(error: BaseException, folder: RunFolder) -> None:
-    """Close the record of a run ended by an error. A failure to write it is only logged, since the error
-    itself is raised."""
-    reason = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-    text = str(error) if isinstance(error, RunFailed) else cause(error)
-    problem = close_record(folder, reason, text)
-    if problem is not None and not isinstance(error, RecordError):
-        log.warning(problem)
-
-
-class Evaluations:
-    """Collects recorded rows into evaluations."""
-
-    def __init__(self) -> None:
-        self._incomplete: dict[Any, dict[str, list[float]]] = {}
-
-    def add(self, row: Mapping[str, Any]) -> dict[str, list[float]] | None:
-        """Add a row. The network's row completes its evaluation, which is returned: for each column, the
-        values of the nodes, or that of the network if no node has one."""
-        # At a common instant, nodes are in different rounds.
-        moment = f"round {row['round']}" if row["moment"] == "round" else row["moment"]
-        values = self._incomplete.setdefault(moment, {})
-        for name, value in row.items():
-            of_nodes = row["node"] == NETWORK and name in values
-            if isinstance(value, int | float) and name not in ("node", "round") and not of_nodes:
-                values.setdefault(name, []).append(float(value))
-        return self._incomplete.pop(moment) if row["node"] == NETWORK else None
-
-
-def average(vectors: Sequence[Float[Tensor, " params"]]) -> Float[Tensor, " params"]:
-    """The mean of vectors, accumulated in float64 one after the other, since they may fill half of the memory."""
-    total = torch.zeros(vectors[0].shape, dtype=torch.float64, device=vectors[0].device)
-    for vector in vectors:
-        total += vector
-    return total / len(vectors)
-
-
-def consensus_distance(
-    parameters: Sequence[Float[Tensor, " params"]], mean: Float[Tensor, " params"] | None = None
-) -> float:
-    """The distance of n models from consensus: ``sqrt(1/n sum_i ||x_i - mean(x)||^2)`` (Kong et al., ICML 2021, section 3),
-    summed in float64; ``mean`` is their :func:`average` if it is known already."""
-    mean = average(parameters) if mean is None else mean
-    total = math.fsum(float((vector - mean).square().sum()) for vector in parameters)
-    return math.sqrt(total / len(parameters))
