@@ -125,7 +125,10 @@ class NodeProcess:
         )
 
     def _report_contact(self, rank: int, why: str | None) -> None:
-        self._tell(protocol.Reached(rank) if why is None else protocol.Unreachable(rank, why))
+        if why is not None:
+            self._tell(protocol.Unreachable(rank, why))
+        elif self._transport.peers[rank].apart:
+            self._tell(protocol.Reached(rank))
 
     def _tell(self, message: protocol.FromNode) -> None:
         """Write a message. The other end always reads, so this hardly ever blocks."""

@@ -373,14 +373,16 @@ class Transport:
     async def _beat(self, tick_s: float, detection_s: float) -> None:
         """Send heartbeats, and detect silent peers.
 
-        Silence is counted in ticks, not by the clock: a process that was itself stopped blames no peer."""
+        Silence is counted in ticks, not by the clock: a process that was itself stopped blames no peer. Each connection
+        counts by itself, since a network may be cut in one direction."""
         while True:
             await asyncio.sleep(tick_s)
             for connection in list(self.connections):
                 if connection.peer is not None:
                     connection.beat()
             for peer in list(self.peers.values()):
-                if peer.outgoing is not None or peer.incoming is not None:
-                    peer.silent += 1
-                    if peer.silent * tick_s > detection_s:
-                        self.lose(peer, f"silent for {detection_s:g} s")
+                for link in (peer.outgoing, peer.incoming):
+                    if link is not None and not link.closed:
+                        link.silent += 1
+                        if link.silent * tick_s > detection_s:
+                            self.lose(peer, f"silent for {detection_s:g} s")
