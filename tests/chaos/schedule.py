@@ -53,6 +53,8 @@ FAULTS = (
 LOSSES = (
     "partition, groups: [$some], from_s: $at, to_s: $to",
     "loss, probability: $probability, from_s: $at, to_s: $to",
+    "loss, probability: 1.0, links: [[$rank, $other]], from_s: $at, to_s: $to",
+    "loss, probability: 1.0, links: [[$rank, $other], [$other, $rank]], from_s: $at, to_s: $to",
 )
 """Entries of ``faults``, which both engines apply."""
 OUTSIDE = {"kill": CRASH, "stop": FREEZE}
@@ -201,6 +203,7 @@ def _drawn(rng: Random, choices: Sequence[str], ranks: Sequence[int], length_s: 
         "by": rng.choice(["crash", "leave"]),
     }
     values |= {"of": rng.choice(["checkpoint", "initial"]), "model": rng.choice(["initial", "neighbor"])}
+    values["other"] = rng.choice([rank for rank in ranks if rank != some[0]] or [int(some[0] == 0)])
     text = chosen if "," in chosen else OUTSIDE.get(chosen)
     fault = text and yaml.safe_load("{name: " + Template(text).substitute(values) + "}")
     return Disturbance(fault, None if "," in chosen else chosen, at_s, for_s, some[0])

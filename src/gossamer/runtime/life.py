@@ -169,6 +169,14 @@ def back(rank: int, first: int, *, joins: bool) -> LifeEvent:
     return LifeEvent(rank, "joined" if joins else "returned", f"node {rank} {_takes_part(first)}")
 
 
+def together(rank: int, other: int, first: int | None) -> LifeEvent:
+    """Two nodes that were cut off from each other reach each other again, and wait for each other from round ``first`` on,
+    if the algorithm waits for messages."""
+    text = f"node {rank} and node {other} reach each other again"
+    since = "" if first is None else f", and wait for each other from round {first} on"
+    return LifeEvent(rank, "reached", text + since)
+
+
 def begins(rank: int, start_from: StartFrom, saved: Checkpoint | None) -> LifeEvent:
     """A node begins with a checkpoint, if it has one, or with another model."""
     model = "a neighbour's model" if start_from == "neighbor" else "its initial model"

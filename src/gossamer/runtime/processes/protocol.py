@@ -314,6 +314,12 @@ class Unreachable(ProtocolMessage):
         self.why = line(self.why)
 
 
+class Reached(ProtocolMessage):
+    """The node has reached a peer that it had been told it is cut off from (:class:`Lost`)."""
+
+    rank: Rank
+
+
 class Failed(ProtocolMessage):
     """The node failed, with the arguments of RunFailed."""
 
@@ -341,6 +347,7 @@ FromNode = (
     | Event
     | CurrentRound
     | Unreachable
+    | Reached
     | Marked
     | Saved
 )
@@ -374,11 +381,14 @@ class Finish(ProtocolMessage):
 
 
 class Lost(ProtocolMessage):
-    """A peer is dead, or considered dead. ``incarnation`` has ended; None if the peer may still run."""
+    """A peer is dead, or considered dead. ``incarnation`` has ended; None if the peer may still run. If it is ``apart``, it
+    takes part without this node, since the two can't reach each other: the node tries again, and says when it has
+    (:class:`Reached`)."""
 
     rank: Rank
     why: Text
     incarnation: Number | None = None
+    apart: bool = False
 
 
 class Find(ProtocolMessage):

@@ -13,6 +13,7 @@ from gossamer import Experiment
 from gossamer.messages.tags import Traffic
 from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import (
+    AbandonCheckpoints,
     Decision,
     End,
     Fail,
@@ -38,6 +39,7 @@ from gossamer.runtime.processes.protocol import (
     Lost,
     Meet,
     Progress,
+    Reached,
     Ready,
     Signal,
     Tell,
@@ -108,6 +110,13 @@ class Scene:
                 self._new(self.lifecycle.restart(rank, self.now))
         return self.decisions[before:]
 
+    def unheard(self, rank: int) -> None:
+        """Let so much time pass without a word of a node that it counts as dead if another one can't reach it."""
+        for _ in range(round(DETECTION_S)):
+            for other in self.lifecycle.alive - {rank}:
+                self.take(other, Progress(0, 0.0, Traffic()))
+            self.pass_time(1.0)
+
     def of(self, kind: type[Any]) -> list[Any]:
         return [decision for decision in self.decisions if type(decision) is kind]
 
@@ -164,9 +173,10 @@ DEAD, OUT_OF_REACH = "node 1 died in round 0: killed by SIGKILL", "node 0 can't 
             0,
             Unreachable(2, "timed out"),
             [
-                RecordEvent(0, "unreachable", OUT_OF_REACH),
-                *(Tell(rank, Lost(2, OUT_OF_REACH)) for rank in (0, 1)),
-                Without(2, keep=True, gone=False),
+                RecordEvent(0, "unreachable", f"{OUT_OF_REACH}; the two go on without each other"),
+                Tell(0, Lost(2, OUT_OF_REACH, apart=True)),
+                Tell(2, Lost(0, OUT_OF_REACH, apart=True)),
+                AbandonCheckpoints("nodes 0 and 2 can't reach each other"),
             ],
         ),
     ],
@@ -398,6 +408,7 @@ def test_run_is_failed_without_a_round_of_a_lost_node() -> None:
     scene.take(2, Progress(1, 0.0, Traffic()))
     scene.take(2, Exited("exit code 3"))
     assert missed(scene) == "node 1 completed no round: node 1 died in round 0: exit code 3"
+    scene.unheard(3)
     scene.take(0, Unreachable(3, "timed out"))
     assert str(missed(scene)).startswith("nodes 1 and 3 completed no round: node 1 died")
     scene.take(3, Progress(0, 0.0, Traffic()))
@@ -533,6 +544,7 @@ def test_frozen_node_is_lost_only_after_the_detection_time(seconds: float) -> No
 
 def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
     scene = Scene(3).begin()
+    scene.unheard(2)
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.lifecycle.presence.why == {2: "node 0 can't reach node 2: timed out"}
     assert scene.take(2, Progress(4, 0.0, Traffic())) == [Tell(rank, Find(2, False)) for rank in range(3)]
@@ -540,10 +552,76 @@ def test_node_wrongly_thought_dead_rejoins_when_heard() -> None:
 
 def test_value_of_an_unreachable_node_counts_until_it_dies() -> None:
     scene = Scene(3).begin()
+    scene.unheard(2)
     scene.take(0, Unreachable(2, "timed out"))
     assert scene.of(Without) == [Without(2, keep=True, gone=False)]
     scene.take(2, Exited("killed by SIGKILL"))
     assert scene.of(Without)[1:] == [Without(2, keep=False)]
+
+
+def parted(*asked_again: int) -> Scene:
+    """A scene in which nodes 0 and 2 can't reach each other, until some of them do."""
+    scene = Scene(3, stop={"rounds": 9}).begin()
+    scene.take(0, Unreachable(2, "timed out"))
+    for rank in asked_again:
+        scene.take(rank, Reached(2 - rank))
+    return scene
+
+
+def test_pair_that_is_cut_takes_part_without_each_other() -> None:
+    """Node 2 says to the coordinator that it is well, and node 1 reaches both."""
+    scene = parted()
+    assert scene.lifecycle.presence.lost == set()
+    assert scene.of(Without) == []
+    before = len(scene.decisions)
+    scene.take(2, Progress(4, 0.0, Traffic()))
+    scene.take(2, Unreachable(0, "timed out"))  # the other direction, which is no news
+    scene.take(0, Unreachable(2, "timed out"))
+    assert scene.decisions[before:] == []
+
+
+def test_pair_comes_together_once_both_have_reached_each_other() -> None:
+    """With one direction only, as behind a firewall that lets nobody in, they stay apart."""
+    scene = parted(0)
+    assert scene.of(Tell)[-1] == Tell(2, Lost(0, OUT_OF_REACH, apart=True))
+    assert scene.take(2, Reached(0)) == [Tell(0, Find(2, False)), Tell(2, Find(0, False))]
+    assert scene.take(0, CurrentRound(2, 3)) == []
+    assert scene.take(2, CurrentRound(0, 5)) == [
+        Tell(0, Meet([(2, 6)])),  # neither has begun round 6
+        Tell(2, Meet([(0, 6)])),
+        RecordEvent(
+            0, "reached", "node 0 and node 2 reach each other again, and wait for each other from round 6 on"
+        ),
+        AbandonCheckpoints("nodes 0 and 2 reach each other again"),
+    ]
+    assert scene.take(2, Reached(0)) == []
+
+
+def test_pair_that_is_cut_again_while_it_comes_together_stays_apart() -> None:
+    scene = parted(0, 2)
+    assert scene.take(0, CurrentRound(2, 3)) == []
+    again = scene.take(2, Unreachable(0, "timed out"))
+    assert again[:2] == [
+        Tell(0, Lost(2, OUT_OF_REACH, apart=True)),
+        Tell(2, Lost(0, OUT_OF_REACH, apart=True)),
+    ]
+    assert scene.take(2, CurrentRound(0, 5)) == []
+    assert [event for _, event in scene.events()] == ["unreachable"]
+
+
+def test_node_of_a_cut_pair_that_falls_silent_counts_as_dead_for_all() -> None:
+    """It was out of reach for the coordinator too, a little later."""
+    scene = parted()
+    scene.unheard(2)
+    assert scene.lifecycle.presence.why == {2: OUT_OF_REACH}
+    assert scene.of(Without) == [Without(2, keep=True, gone=False)]
+
+
+def test_pair_that_is_cut_is_over_with_either_node() -> None:
+    scene = parted(0)
+    scene.take(2, Exited("killed by SIGKILL"))
+    assert scene.of(Tell)[-2:] == [Tell(rank, Lost(2, scene.shown()[-1], 0)) for rank in (0, 1)]
+    assert scene.take(0, Reached(2)) == []
 
 
 def test_waits_are_reported_while_no_round_ends() -> None:

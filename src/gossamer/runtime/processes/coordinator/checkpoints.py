@@ -107,12 +107,16 @@ class CheckpointCoordinator:
     def away(self, rank: int) -> None:
         """A node is dead, or unreachable for the others."""
         self._alive.discard(rank)
-        self._give_up(max(self._open, default=0), f"node {rank} is away")
+        self.abandon(f"node {rank} is away")
 
     def back(self, rank: int) -> None:
         self._alive.add(rank)
-        self._give_up(max(self._open, default=0), f"node {rank} came back")
+        self.abandon(f"node {rank} came back")
         self._tell(rank, protocol.Command("settled", self._settled))
+
+    def abandon(self, why: str) -> None:
+        """Abandon the checkpoints that are not complete: messages that belong to them may not arrive."""
+        self._give_up(max(self._open, default=0), why)
 
     def _give_up(self, number: int, why: str) -> None:
         """Abandon a checkpoint, and the earlier ones that are not complete."""

@@ -76,7 +76,7 @@ class Checks:
             case protocol.CurrentRound(round=round, rank=about):
                 self._check_time(rank, round, 0.0, 0.0)
                 self._check_ranks(rank, about)
-            case protocol.Unreachable(rank=peer):
+            case protocol.Unreachable(rank=peer) | protocol.Reached(rank=peer):
                 self._check_ranks(rank, peer)
             case protocol.Marked(sent=sent):
                 self._check_ranks(rank, *sent)

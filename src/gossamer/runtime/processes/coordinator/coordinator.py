@@ -33,6 +33,7 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS, Checks
 from gossamer.runtime.processes.coordinator.lifecycle import (
+    AbandonCheckpoints,
     Decision,
     End,
     Fail,
@@ -348,6 +349,8 @@ class Coordinator:
                     self._rows.without(rank, gone_s=self._clock.now() if gone else None, keep=keep)
                 case Rejoin():
                     self._rejoin(decision)
+                case AbandonCheckpoints(why=why):
+                    self._checkpoints.abandon(why)
                 case End(reason=reason):
                     raise EndOfRun(reason)
                 case Fail(error=error):

@@ -8,7 +8,11 @@ returns meets the others, whether the run can continue, and when and why it ends
 
 A node that starts late or returns is introduced. The others are notified, and answer with their rounds. Then
 the node learns its first round, and it and each of the others learn from which round on they wait for each
-other. Nodes are introduced one at a time."""
+other. Nodes are introduced one at a time.
+
+Two nodes that the coordinator hears, and that can't reach each other, take part without each other: that is a fact about
+the pair. Both try again, and as soon as each has reached the other one they are brought together like a node that
+returns, except that nobody else is concerned."""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ import math
 import signal
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import permutations
 from typing import Any
 
 from gossamer.config import Processes
@@ -93,6 +98,13 @@ class Rejoin:
 
 
 @dataclass(frozen=True)
+class AbandonCheckpoints:
+    """Make no checkpoint of what is under way: some of its messages will not arrive."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class End:
     """End the run gracefully: "rounds", "time", "bytes", "target", "diverged" or "stopped"."""
 
@@ -106,7 +118,7 @@ class Fail:
     error: RunFailed
 
 
-Decision = ToPool | RecordEvent | Show | Without | Rejoin | End | Fail
+Decision = ToPool | RecordEvent | Show | Without | Rejoin | AbandonCheckpoints | End | Fail
 """What the coordinator executes. Nothing after an end or a failure counts."""
 
 
@@ -135,6 +147,15 @@ class NodeState:
     silent_s: float = (
         0.0  # since it last did what is expected of it, as far as the coordinator was not busy itself
     )
+
+
+@dataclass(eq=False)
+class CutPair:
+    """Two nodes that take part without each other."""
+
+    why: str
+    unreached: set[int]  # those of the two that have yet to reach the other one
+    rounds: dict[int, int] = field(default_factory=dict)  # of those that were asked since both have
 
 
 class Lifecycle:
@@ -166,6 +187,11 @@ class Lifecycle:
             experiment.failures.detection_s,
             10 * report_every_s(experiment.nodes),
         )
+        # A node that is heard more often than this takes part, even if another one can't reach it.
+        self._unheard_s = max(
+            experiment.failures.detection_s / 2, 2 * report_every_s(experiment.nodes) + CHECK_SILENCE_S
+        )
+        self._cut: dict[frozenset[int], CutPair] = {}
         self._unplanned: dict[int, str] = {}  # why ranks were lost or unreachable, if no fault planned it
         self._initial_faults: list[FaultEvent] = []
         self._restarts = self.presence.restarts
@@ -247,6 +273,10 @@ class Lifecycle:
         self._silence_checked_at = self._now
         for node in [self.nodes[rank] for rank in sorted(self.alive)]:
             node.silent_s += 0.0 if node.frozen else min(passed_s, 2 * CHECK_SILENCE_S)
+            if node.silent_s > self._unheard_s and node.rank not in self._lost:
+                for pair in [pair for names, pair in self._cut.items() if node.rank in names][:1]:
+                    self._unplanned[node.rank] = pair.why
+                    self._lose(node.rank, pair.why, keep=True)
             if node.silent_s > self._longest_silence_s:
                 what = "was not up within" if node.address is None else "did not answer for"
                 self._decide(Signal(node.rank, signal.SIGKILL))
@@ -320,6 +350,12 @@ class Lifecycle:
                     left = life.left(node.rank, node.round)
                     self._record(*left)
                     self._gone(node, left.text, keep=True)
+            case protocol.CurrentRound(rank=about, round=round) if (
+                pair := self._cut.get(frozenset((node.rank, about)))
+            ) is not None:
+                if not pair.unreached:
+                    pair.rounds[node.rank] = round
+                    self._bring_together(pair)
             case protocol.CurrentRound(rank=about, round=round):
                 if self._newcomer is not None and self._newcomer.rank == about and node.rank in self._awaited:
                     self._awaited.discard(node.rank)
@@ -333,6 +369,8 @@ class Lifecycle:
                 self._fault_queue.add(crash.now(now_s))
             case protocol.Unreachable(rank=peer, why=why) if not self._ending:
                 self._unreachable(node, peer, f"node {node.rank} can't reach node {peer}: {why}")
+            case protocol.Reached(rank=peer) if not self._ending:
+                self._reached(node, peer)
             case protocol.Failed(text=text, round=failed_in, traceback=trace):
                 self._fail(text, node=node.rank, round=failed_in, traceback=trace)
 
@@ -525,25 +563,62 @@ class Lifecycle:
         self._lose(node.rank, why, keep=keep, incarnation=node.incarnation)
 
     def _unreachable(self, node: NodeState, rank: int, text: str) -> None:
-        """A node has failed to reach a peer for so long that its messages to it are lost. If the peer still
-        runs, it is introduced again as soon as it sends a message."""
-        if rank not in self.alive or node.rank in self._lost:
+        """A node has failed to reach a peer for so long that its messages to it are lost. If the peer is heard here, the two
+        are cut off from each other. Otherwise it counts as dead, and is introduced again as soon as it sends a message."""
+        if rank not in self.alive or not self._lost.isdisjoint((rank, node.rank)):
             return
-        peer = self.nodes[rank]
+        peer, names = self.nodes[rank], frozenset((rank, node.rank))
         if peer.leaving or peer.planned or peer.frozen:  # planned by the experiment
             return
-        if rank not in self._lost:
-            self._record(node.rank, "unreachable", text)
-            self._unplanned[rank] = text
+        if (pair := self._cut.get(names)) is not None:  # again, or in the other direction
+            if not pair.unreached:  # they were being brought together
+                self._part(pair, names)
+            pair.unreached.add(node.rank)
+            return
+        cut = not (self._needs_all or peer.silent_s > self._unheard_s)
+        self._record(node.rank, "unreachable", f"{text}; the two go on without each other" if cut else text)
         if self._needs_all:
             self._fail(text, node=node.rank)
+        elif cut:
+            pair = self._cut[names] = CutPair(text, set())
+            self._part(pair, names)
         else:
+            self._unplanned[rank] = text
             self._lose(rank, text, keep=True)
+
+    def _part(self, pair: CutPair, names: frozenset[int]) -> None:
+        """Let two nodes go on without each other."""
+        pair.unreached, pair.rounds = set(names), {}
+        for rank, other in permutations(sorted(names)):
+            self._tell(rank, Lost(other, pair.why, apart=True))
+        self._decide(AbandonCheckpoints("nodes {} and {} can't reach each other".format(*sorted(names))))
+
+    def _reached(self, node: NodeState, rank: int) -> None:
+        """A node has reached a peer that it was cut off from. If the peer has reached it too, ask both for their rounds."""
+        if (pair := self._cut.get(names := frozenset((rank, node.rank)))) is None or not pair.unreached:
+            return
+        pair.unreached.discard(node.rank)
+        if not pair.unreached:
+            for asked, other in permutations(sorted(names)):
+                self._tell(asked, Find(other, restarted=False))
+
+    def _bring_together(self, pair: CutPair) -> None:
+        """Let two nodes wait for each other again, once both have said in which round they are."""
+        if len(pair.rounds) < 2:
+            return
+        del self._cut[frozenset(pair.rounds)]
+        since = max(pair.rounds.values()) + 1 if self._gathers else 0
+        first, second = sorted(pair.rounds)
+        for rank, other in ((first, second), (second, first)):
+            self._tell(rank, Meet([(other, since)]))
+        self._record(*life.together(first, second, since if self._gathers else None))
+        self._decide(AbandonCheckpoints(f"nodes {first} and {second} reach each other again"))
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
         """Make the other nodes stop waiting for a node and sending to it."""
         self._awaited.discard(rank)
         self._reported_rounds.pop(rank, None)
+        self._cut = {names: pair for names, pair in self._cut.items() if rank not in names}
         if self.presence.lose(rank, why):
             self._tell_all(self._present(), Lost(rank, why, incarnation))
             self._decide(Without(rank, keep, gone=incarnation is not None))

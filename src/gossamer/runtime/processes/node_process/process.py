@@ -116,7 +116,7 @@ class NodeProcess:
             context.job.token,
             limit=setup.message_limit,
             deliver=(self._checkpoints or self._node).deliver,
-            contact=self._report_unreachable,
+            contact=self._report_contact,
             refused=lambda text: self._tell(protocol.Event("refused", text)),
             now=self._clock.now,
             failed=self._node.fail,
@@ -128,9 +128,11 @@ class NodeProcess:
             incarnation=context.fork.incarnation,
         )
 
-    def _report_unreachable(self, rank: int, why: str | None) -> None:
+    def _report_contact(self, rank: int, why: str | None) -> None:
         if why is not None:
             self._tell(protocol.Unreachable(rank, why))
+        elif self._transport.peers[rank].apart:
+            self._tell(protocol.Reached(rank))
 
     def _tell(self, message: protocol.FromNode) -> None:
         """Write a message. The other end always reads, so this hardly ever blocks."""
@@ -347,9 +349,9 @@ class NodeProcess:
             case protocol.Finish():
                 if not self._finish.done():
                     self._finish.set_result(message)
-            case protocol.Lost(rank=rank, why=why, incarnation=incarnation):
+            case protocol.Lost(rank=rank, why=why, incarnation=incarnation, apart=apart):
                 self._host.lost.add(rank)
-                self._transport.mark_lost(rank, why, incarnation)
+                self._transport.mark_lost(rank, why, incarnation, apart=apart)
                 self._node.mailbox.wake_all()
             case protocol.Command("snapshot" | "settled") | protocol.Expect():
                 if checkpoints is not None:

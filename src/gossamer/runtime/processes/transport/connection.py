@@ -81,6 +81,7 @@ class Connection(asyncio.BufferedProtocol):
         self.decoder = Decoder(limit)
         self.peer: Peer | None = None  # once it has proved its rank
         self.closed = False
+        self.silent = 0  # ticks since the last sign of life on it
         self.writable = True
         self.why = "closed its connection"  # why the connection ended
 
@@ -125,7 +126,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.closed:
                 return
         if self.peer is not None:
-            self.peer.silent = 0
+            self.silent = 0
 
     def handle(self, event: Event) -> None:
         raise NotImplementedError
@@ -250,7 +251,9 @@ class Outgoing(Connection):
             self.transport.meet(peer, hello.incarnation)
             self.transport.send_queue.resume(peer, hello.expected)
             self.peer = peer
-            peer.outgoing, peer.silent = self, 0
+            peer.outgoing = self
+            if peer.apart:
+                self.transport.contact(peer.rank, None)
             self._greeted_at = self.transport.loop.time()
             self.greeted.set_result(None)
             self.transport.wake()
@@ -334,14 +337,13 @@ class Incoming(Connection):
         peer.close_incoming()
         peer.answered = hello.connection
         peer.incoming, self.peer, self.who = self, peer, str(peer.rank)
-        peer.silent = 0
         self.decoder.expected = peer.expected
         self.write(
             wire.hello(
                 transport.rank, transport.token, transport.incarnation, hello.connection, peer.expected
             )
         )
-        if peer.used:
+        if peer.used or peer.apart:
             transport.dial(peer)
 
     def _deliver(self, message: Message) -> None:

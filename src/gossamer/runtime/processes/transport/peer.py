@@ -73,7 +73,9 @@ class Peer:
         self.incarnation: int | None = None  # the newest known one
         self.ended = -1  # the newest incarnation that is known to be over
         self.lost: str | None = None  # the reason, if it is lost
-        self.silent = 0  # ticks since its last sign of life, while it is connected
+        self.apart = (
+            False  # whether it takes part without this node, until the coordinator brings them together
+        )
         self.dial: asyncio.Task[None] | None = None
         self.lost_at = 0.0  # when it counts as lost, unless it answers before
         self.redial_s = 0.0  # pause before it is dialled again; 0 once a connection to it has served

@@ -93,7 +93,7 @@ class Transport:
     deliver: Callable[[Message], None]  # called with messages, each sender's in the order of sending
     contact: Callable[[int, str | None], None]
     """Called with a rank and the reason when a peer can't be reached, is silent or is refused; with None when
-    a lost peer is back, or a peer was restarted."""
+    a lost peer is back or was restarted, or a peer that is apart has been reached."""
     refused: Callable[[str], None]  # called with a line about a refused stranger or peer
     now: Callable[[], float]  # this node's clock in seconds, for ``Message.sent_at``
     # Called with an error of this node: it modified a sent vector, or its timeline can't be written.
@@ -212,12 +212,13 @@ class Transport:
         all of these have left."""
         self.send_queue.add_snapshot(self.rounds, report)
 
-    def mark_lost(self, rank: int, why: str, incarnation: int | None = None) -> None:
+    def mark_lost(self, rank: int, why: str, incarnation: int | None = None, *, apart: bool = False) -> None:
         """Treat a peer as dead: messages that are queued for it, or sent to it later, count as unsent at once.
 
         Its connections are closed; ``contact`` is not called. It counts as alive again when it answers, or
         after :meth:`mark_found`. If ``incarnation`` is given, that incarnation is over: it is neither accepted nor
-        dialled any more."""
+        dialled any more. A peer that is ``apart`` is dialled until it answers, and counts as lost until
+        :meth:`mark_found`, since the other direction may be cut."""
         peer = self.peers[rank]
         if incarnation is not None:
             if peer.incarnation is not None and incarnation < peer.incarnation:
@@ -225,11 +226,14 @@ class Transport:
             self._end_incarnation(peer, incarnation)
         if peer.lost is None:
             self._drop(peer, why)
+        peer.apart = apart
+        if apart:
+            self.dial(peer)
 
     def mark_found(self, rank: int) -> None:
         """Treat a lost peer as alive again: the next message to it dials it."""
         peer = self.peers[rank]
-        peer.lost, peer.ended, peer.redial_s = None, -1, 0.0
+        peer.lost, peer.apart, peer.ended, peer.redial_s = None, False, -1, 0.0
         peer.lost_at = self.loop.time() + self.detection_s
         peer.redial_now.set()
 
@@ -326,13 +330,16 @@ class Transport:
             self.send_queue.requeue_current(peer)
             self.send_queue.forget(peer, State.RESEND)
             peer.restarted(incarnation)
+        peer.apart = peer.apart and not restarted
+        if peer.apart:
+            return
         lost, peer.lost = peer.lost, None
         if restarted or lost is not None:
             self.contact(peer.rank, None)
 
     def broke(self, peer: Peer) -> None:
         """A connection with a peer is gone: dial the peer, unless messages to it still have a connection."""
-        if peer.outgoing is None and peer.lost is None:
+        if peer.outgoing is None and (peer.lost is None or peer.apart):
             self.dial(peer)
 
     # --- losing peers
@@ -366,14 +373,16 @@ class Transport:
     async def _beat(self, tick_s: float, detection_s: float) -> None:
         """Send heartbeats, and detect silent peers.
 
-        Silence is counted in ticks, not by the clock: a process that was itself stopped blames no peer."""
+        Silence is counted in ticks, not by the clock: a process that was itself stopped blames no peer. Each connection
+        counts by itself, since a network may be cut in one direction."""
         while True:
             await asyncio.sleep(tick_s)
             for connection in list(self.connections):
                 if connection.peer is not None:
                     connection.beat()
             for peer in list(self.peers.values()):
-                if peer.outgoing is not None or peer.incoming is not None:
-                    peer.silent += 1
-                    if peer.silent * tick_s > detection_s:
-                        self.lose(peer, f"silent for {detection_s:g} s")
+                for link in (peer.outgoing, peer.incoming):
+                    if link is not None and not link.closed:
+                        link.silent += 1
+                        if link.silent * tick_s > detection_s:
+                            self.lose(peer, f"silent for {detection_s:g} s")
