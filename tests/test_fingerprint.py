@@ -19,7 +19,7 @@ import gossamer
 from gossamer import Experiment, digests
 from gossamer.digests import digest
 from gossamer.errors import BadInput
-from gossamer.fingerprint import DataEntry, Fingerprint, Present, _is_data, code, differences
+from gossamer.fingerprint import DataEntry, Fingerprint, Present, _is_data, code, differences, sources
 from gossamer.runtime.setup import prepare
 
 BASE: dict[str, Any] = {
@@ -88,6 +88,8 @@ def test_own_modules_are_followed_through_their_imports(here: Path) -> None:
     }
     assert found == {name: sha256(path) for name, path in files.items()}
     assert "only_late" not in sys.modules
+    kept = sources(experiment(algorithm="mine:Mine"), {**found, "helper": "another version"})
+    assert kept == {path: Path(path).read_bytes() for name, path in files.items() if name != "helper"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from gossamer.api import unfinished
 from gossamer.results.checkpoints import newest
 from gossamer.results.folder import locked, write_json
 from gossamer.results.observer import Observer
+from gossamer.results.verify import problems_of
 from scenario import experiment as scripted
 
 SETTINGS: dict[str, Any] = {
@@ -254,6 +255,14 @@ def test_mended_code_is_said_and_recorded(here: Path) -> None:
     )
     assert later == [hashlib.sha256(Path("mine.py").read_bytes()).hexdigest()] * 2
     assert first != later[0]
+    kept = {
+        str(file.relative_to(done.path / "code")): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted((done.path / "code").glob("**/*.py"))
+    }
+    assert kept == {"mine.py": first, "resumed-1/mine.py": later[0]}
+    assert problems_of(done.path) == []
+    (done.path / "code" / "mine.py").write_text("")
+    assert any("mine.py" in problem for problem in problems_of(done.path))
 
 
 def test_record_without_a_fingerprint_is_resumed_with_a_line(tmp_path: Path) -> None:

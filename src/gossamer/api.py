@@ -14,7 +14,14 @@ from gossamer import numerics
 from gossamer.config import Experiment, Simulate
 from gossamer.config.registry import check_not_importing
 from gossamer.errors import BadInput, RunFailed, beginning_at_own_lines
-from gossamer.fingerprint import changed_code, changed_data, changed_versions, not_compared
+from gossamer.fingerprint import (
+    changed_code,
+    changed_data,
+    changed_versions,
+    not_compared,
+    sources,
+    unknown,
+)
 from gossamer.progress import in_notebook, watching
 from gossamer.results.checkpoints import RunCheckpoint, newest, remove_later, rewind
 from gossamer.results.closing import close_after, close_record
@@ -85,6 +92,7 @@ def run(
                 experiment=experiment.to_yaml(),
                 environment=_environment(experiment, engine, _shown(command or sys.argv, listen)),
                 setup=engine.description,
+                sources=sources(experiment, engine.fingerprint["code"]),
             )
             with locked(folder.path):
                 return _carry_out(engine, experiment, folder, trackers)
@@ -256,10 +264,12 @@ def _resume_run(
     for text in changes:
         observer.say(text)
     current = _environment(experiment, engine, command)
-    write_json(
-        folder.path / "environment.json",
-        {**recorded, "resumed": [*recorded.get("resumed", []), current]},
-    )
+    times = [*recorded.get("resumed", []), current]
+    write_json(folder.path / "environment.json", {**recorded, "resumed": times})
+    known = (latest(recorded).get("fingerprint") or unknown())["code"]
+    code = engine.fingerprint["code"].items()
+    new = {name: hash_ for name, hash_ in code if known.get(name) != hash_}
+    folder.write_sources(sources(experiment, new), resumed=len(times))
     before = latest(recorded).get("numerics")
     if before is not None and before != current["numerics"] and "workers" not in latest(recorded):
         now, then = numerics.summary(current["numerics"]), numerics.summary(before)

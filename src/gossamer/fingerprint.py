@@ -120,30 +120,49 @@ def code(experiment: Experiment, *, loaded: bool = False) -> dict[str, str]:
     """The SHA-256 of each own module by its name: of its file as it is now or, with ``loaded``, as it was when this process
     imported the module, whose code it goes on executing; "" if that is not known."""
     found: dict[str, str] = {}
-    waiting = [(name, _BEGAN) for name in dict.fromkeys(_modules_named(experiment))]
-    while waiting:
-        name, since = waiting.pop()
-        if name in found or (path := _own_source(name)) is None:
-            continue
-        try:
-            text = path.read_bytes()
-        except OSError:  # importing it will report it
-            continue
+    for name, path, text, since in _own_modules(experiment):
         found[name] = hash_ = hashlib.sha256(text).hexdigest()
         loaded_name = "__main__" if name == script_module() else name
         if loaded and (module := sys.modules.get(loaded_name)) is not None:
-            # A module whose own time is not known was imported before the one that imports it, or by it.
-            since = import_times.get(loaded_name, since)
             edited = path.stat().st_mtime > since.timestamp()
             if (
                 name not in _first_seen or _first_seen[name][0] is not module.__spec__
             ):  # it was loaded, or again
                 _first_seen[name] = module.__spec__, "" if edited else hash_
             found[name] = _first_seen[name][1]
+    return dict(sorted(found.items()))
+
+
+def sources(experiment: Experiment, code: Mapping[str, str]) -> dict[str, bytes]:
+    """The text of each own module with one of these hashes (:func:`code`), by its place below the folder from which it was
+    imported, such as "study/attacks.py"."""
+    found = {}
+    for name, path, text, _ in _own_modules(experiment):
+        if hashlib.sha256(text).hexdigest() == code.get(name):
+            folders = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+            found["/".join([*folders, path.name])] = text
+    return dict(sorted(found.items()))
+
+
+def _own_modules(experiment: Experiment) -> Iterator[tuple[str, Path, bytes, datetime]]:
+    """The own modules that an experiment uses: name, file, its text, and when it was imported at the earliest."""
+    seen: set[str] = set()
+    waiting = [(name, _BEGAN) for name in dict.fromkeys(_modules_named(experiment))]
+    while waiting:
+        name, since = waiting.pop()
+        if name in seen or (path := _own_source(name)) is None:
+            continue
+        try:
+            text = path.read_bytes()
+        except OSError:  # importing it will report it
+            continue
+        seen.add(name)
+        # A module whose own time is not known was imported before the one that imports it, or by it.
+        since = import_times.get("__main__" if name == script_module() else name, since)
+        yield name, path, text, since
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         further = _imports(text, package) + ([name.rpartition(".")[0]] if "." in name else [])
         waiting += [(other, since) for other in further]
-    return dict(sorted(found.items()))
 
 
 _first_seen: dict[str, tuple[ModuleSpec | None, str]] = {}

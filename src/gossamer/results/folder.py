@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 SegmentKind = Literal["metrics", "events", "graphs", "timeline"]
 
-_RECORD = ("*.yaml", "environment.json", "setup.json", "*.parquet", "*.safetensors", "segments/*.jsonl")
+_RECORD = (
+    *("*.yaml", "environment.json", "setup.json", "code/**/*"),
+    *("*.parquet", "*.safetensors", "segments/*.jsonl"),
+)
 _RESERVED = ".status.json"
 _RESERVED_BYTES = 2**14
 _LONGEST_ERROR = 2000
@@ -69,10 +72,11 @@ class RunFolder:
         experiment: str,
         environment: Mapping[str, Any],
         setup: Mapping[str, Any] | None = None,
+        sources: Mapping[str, bytes] | None = None,
     ) -> RunFolder:
-        """Create the folder of a new run, with ``experiment.yaml``, ``environment.json`` and perhaps
-        ``setup.json``. BadInput for a ``name`` that can't be a folder's name, and if these files can't be
-        written to ``out``; no folder is left in this case."""
+        """Create the folder of a new run, with ``experiment.yaml``, ``environment.json``, perhaps ``setup.json``, and the
+        user's own modules (:meth:`write_sources`). BadInput for a ``name`` that can't be a folder's name, and if these
+        files can't be written to ``out``; no folder is left in this case."""
         if not _NAME.fullmatch(name):
             raise BadInput(
                 f"name: got {name!r}; accepted: a name for a folder, of letters, digits, '.', '_', '+', '-'"
@@ -88,6 +92,7 @@ class RunFolder:
                 write_json(folder.path / "environment.json", {"run": folder.path.name, **environment})
                 if setup is not None:
                     write_json(folder.path / "setup.json", setup)
+                folder.write_sources(sources or {})
             except OSError:
                 shutil.rmtree(folder.path, ignore_errors=True)
                 raise
@@ -120,6 +125,15 @@ class RunFolder:
         """Open this process's segment for appending. ``rank`` distinguishes processes.
         :mod:`gossamer.results.reading` describes the rows."""
         return Segment(self.segments / f"{kind}-{rank}.jsonl", run_id(self.path))
+
+    def write_sources(self, sources: Mapping[str, bytes], resumed: int = 0) -> None:
+        """Keep the text of the user's own modules, by place, in ``code/``; with ``resumed``, those that had changed when the
+        run was resumed for this time, in a folder of their own there."""
+        folder = self.path / "code" / f"resumed-{resumed}" if resumed else self.path / "code"
+        for place, text in sources.items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            with atomic(folder / place) as file:
+                file.write_bytes(text)
 
     def write_models(
         self,
