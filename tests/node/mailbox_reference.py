@@ -16,7 +16,8 @@ from gossamer.codecs.coder import Coder
 from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, matches
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
-from gossamer.node.setup import Host, Setup, Timer
+from gossamer.node.host import Host, Timer
+from gossamer.node.setup import Setup
 
 if TYPE_CHECKING:
     from gossamer.node.node import Node

@@ -16,8 +16,9 @@ from gossamer.messages import decode, encode
 from gossamer.messages.encoding import MAX_ITEMS
 from gossamer.messages.tags import Message, Traffic, as_tag, matches
 from gossamer.node.expectations import Expectations
+from gossamer.node.host import Host
 from gossamer.node.mailbox import MAX_UNREAD, MAX_UNREAD_VALUES, Inbox, Mailbox
-from gossamer.node.setup import Host, Setup
+from gossamer.node.setup import Setup
 
 Tags = st.lists(st.one_of(st.integers(0, 2), st.sampled_from("ab")), max_size=3).map(tuple)
 Messages = st.lists(st.tuples(st.integers(0, 3), Tags), max_size=12)

@@ -18,8 +18,9 @@ from gossamer.codecs.coder import Coder
 from gossamer.messages.tags import Message, Traffic
 from gossamer.node import mailbox
 from gossamer.node.expectations import Expectations
+from gossamer.node.host import Host
 from gossamer.node.node import Node
-from gossamer.node.setup import Host, Setup
+from gossamer.node.setup import Setup
 
 Ranks = st.integers(0, 3)
 Tags = st.sampled_from(

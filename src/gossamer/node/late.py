@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from gossamer.messages.tags import Sending
-from gossamer.node.setup import Host
+from gossamer.node.host import Host
 from gossamer.node.waiting import Slot, resolve
 
 

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from gossamer.errors import PeerFailure
 from gossamer.messages.tags import Message, is_private
 from gossamer.node.expectations import Expectations, Prefix, Undecodable
-from gossamer.node.setup import Host, Setup, Timer
+from gossamer.node.host import Host, Timer
+from gossamer.node.setup import Setup
 from gossamer.node.waiting import NONE, Slot, resolve
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from gossamer.learning.computation import Computation, ComputationKind, Evaluate
 from gossamer.learning.optimizer import State
 from gossamer.learning.trainer import ApplyJob, GradientJob, TrainJob, TrainResult
 from gossamer.messages.tags import Model
-from gossamer.node.setup import Host, Setup
+from gossamer.node.host import Host
+from gossamer.node.setup import Setup
 from gossamer.node.waiting import NodeTask, all_ended
 from gossamer.randomness import torch_seed
 

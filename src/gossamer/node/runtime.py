@@ -20,11 +20,12 @@ from gossamer.messages import freeze, overwrite
 from gossamer.messages.tags import Message, Model, Payload
 from gossamer.node.checkpoint import Checkpoint
 from gossamer.node.expectations import Expectations
+from gossamer.node.host import Host
 from gossamer.node.mailbox import Mailbox, MalformedMessage
 from gossamer.node.middleware import Layer
 from gossamer.node.model import OwnModel
 from gossamer.node.node import Node
-from gossamer.node.setup import Host, Setup
+from gossamer.node.setup import Setup
 from gossamer.node.shown import ShownModel
 from gossamer.node.waiting import NONE, NodeTask, Slot, all_ended, resolve
 

@@ -10,8 +10,8 @@ from gossamer.node.node import Node
 
 
 class NodeWrapper(Component):
-    """Base class of wrappers, which change the messages that a node sends or receives: attacks, privacy
-    noise, research on messages.
+    """Base class of wrappers, which change the messages that a node sends or receives, for research on what is on the wire.
+    (What acts on models, such as an attack or screening, is a :class:`~gossamer.Middleware`, which sees them decoded.)
 
     An experiment lists them under ``wrappers``. Outgoing messages pass through them in order, incoming ones
     in reverse order. They see messages as sent on the wire, encoded by the experiment's codec. A wrapper is

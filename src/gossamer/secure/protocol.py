@@ -27,7 +27,7 @@ co-senders shares of both (Shamir); more than half of the shares determine a sec
 
 A node reveals its shares only once, for one secret of each sender, and more than half of the senders have to
 do so. No receiver can therefore uncover both secrets, and the words of a sender that was declared lost stay
-masked by its b, even if they arrive later. Keys c are signed (:meth:`gossamer.node.setup.Host.sign`). A
+masked by its b, even if they arrive later. Keys c are signed (:meth:`gossamer.node.host.Host.sign`). A
 sender checks its own row of the roster, and shares can be opened only by a node with the same roster, so the
 keys s are authentic too.
 
@@ -57,7 +57,8 @@ from gossamer.secure.masking import SECRET_BYTES, SHARE_BYTES, IntegerRing, KeyP
 
 if TYPE_CHECKING:
     from gossamer.node import Node
-    from gossamer.node.setup import Host, Setup
+    from gossamer.node.host import Host
+    from gossamer.node.setup import Setup
 
 TAG = "~secure"
 _SIGNED = {4: torch.int32, 8: torch.int64}

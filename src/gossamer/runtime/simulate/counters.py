@@ -39,7 +39,7 @@ class _Counter:
 
 
 class NodeCounters:
-    """One node's view of the counters that it increases itself (:class:`~gossamer.node.setup.Counters`)."""
+    """One node's view of the counters that it increases itself (:class:`~gossamer.node.host.Counters`)."""
 
     __slots__ = ("columns", "rank")
 

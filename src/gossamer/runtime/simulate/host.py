@@ -1,4 +1,4 @@
-"""The simulator's side of a node: its :class:`~gossamer.node.setup.Host`, with or without faults, and
+"""The simulator's side of a node: its :class:`~gossamer.node.host.Host`, with or without faults, and
 tasks."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gossamer.learning.rows import Rows
 from gossamer.messages.tags import Payload, Sending, Traffic
 from gossamer.node import NodeRuntime
 from gossamer.node.expectations import Form
-from gossamer.node.setup import Presence
+from gossamer.node.host import Presence
 from gossamer.node.waiting import NONE, Slot, all_ended, resolve
 from gossamer.randomness import generator
 from gossamer.results.observer import Observer

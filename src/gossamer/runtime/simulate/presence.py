@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
 
+from gossamer.node.host import Waiter
 from gossamer.node.rejoin import first_round
-from gossamer.node.setup import Waiter
 from gossamer.runtime.life import Membership
 
 
@@ -79,17 +79,17 @@ class SimPresence(Membership):
         return max(first, bisect_right(self._begun[other], number))
 
     def watch(self, rank: int, waiter: Waiter, peers: Iterable[int]) -> None:
-        """See :class:`~gossamer.node.setup.Presence`."""
+        """See :class:`~gossamer.node.host.Presence`."""
         for peer in peers:
             self._waiting[peer][waiter] = rank
 
     def unwatch(self, waiter: Waiter, peers: Iterable[int]) -> None:
-        """See :class:`~gossamer.node.setup.Presence`."""
+        """See :class:`~gossamer.node.host.Presence`."""
         for peer in peers:
             self._waiting[peer].pop(waiter, None)
 
     def remember(self, rank: int, peers: Iterable[int]) -> None:
-        """See :class:`~gossamer.node.setup.Presence`."""
+        """See :class:`~gossamer.node.host.Presence`."""
         for peer in peers:
             self._remembering[peer].add(rank)
 

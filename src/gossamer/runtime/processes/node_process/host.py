@@ -1,5 +1,5 @@
 """The engine's side of a node: its context, its clock, and its
-:class:`~gossamer.node.setup.Host`, which computes for it.
+:class:`~gossamer.node.host.Host`, which computes for it.
 
 A node computes one thing at a time, in a thread, when its process holds a CPU slot. All nodes compute with
 one :class:`ComputeResources`, which is created before they are forked. It warms up with a step and an evaluation
@@ -32,7 +32,7 @@ from gossamer.learning.trainer import TrainJob
 from gossamer.messages import encode
 from gossamer.messages.tags import Model, Payload, Sending, Traffic
 from gossamer.node.expectations import Form
-from gossamer.node.setup import Presence
+from gossamer.node.host import Presence
 from gossamer.process_memory import available_bytes, private_bytes
 from gossamer.results.checkpoints import RunCheckpoint
 from gossamer.results.folder import RunFolder
@@ -165,7 +165,7 @@ class ComputeResources:
 
 class NodeHost:
     """The host of one node: its store, its computations, and its transport, which the node's process sets.
-    ``end_round`` and ``event`` are as for :class:`~gossamer.node.setup.Host`."""
+    ``end_round`` and ``event`` are as for :class:`~gossamer.node.host.Host`."""
 
     transport: Transport
 
@@ -211,7 +211,7 @@ class NodeHost:
         return values
 
     async def compute(self, computation: Computation) -> Any:
-        """Execute a computation; see :class:`~gossamer.node.setup.Host`."""
+        """Execute a computation; see :class:`~gossamer.node.host.Host`."""
         async with self._turn:
             return await self._compute(computation)
 
