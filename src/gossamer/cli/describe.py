@@ -25,7 +25,7 @@ def topology(
     round_: Annotated[int, option("The round whose graph is measured.", "--round", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Quantity the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
+    """Measure the graph and the matrix with which an experiment mixes: spectral gap, diameter, influence of nodes."""
     from gossamer.config import Experiment
 
     experiment = Experiment.load(file, overrides or ())

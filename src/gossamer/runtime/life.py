@@ -169,6 +169,14 @@ def back(rank: int, first: int, *, joins: bool) -> LifeEvent:
     return LifeEvent(rank, "joined" if joins else "returned", f"node {rank} {_takes_part(first)}")
 
 
+def apart(rank: int, why: str, *, waits: bool) -> LifeEvent:
+    """Two nodes are cut off from each other. With ``waits``, a node waits for those that it does not hear."""
+    what = (
+        "wait for each other in vain, up to gather.timeout_s a round" if waits else "go on without each other"
+    )
+    return LifeEvent(rank, "unreachable", f"{why}; the two {what}")
+
+
 def together(rank: int, other: int, first: int | None) -> LifeEvent:
     """Two nodes that were cut off from each other reach each other again, and wait for each other from round ``first`` on,
     if the algorithm waits for messages."""

@@ -13,13 +13,14 @@ from gossamer import Experiment
 from gossamer.messages.tags import Traffic
 from gossamer.runtime.processes.coordinator import lifecycle
 from gossamer.runtime.processes.coordinator.lifecycle import (
-    AbandonCheckpoints,
     Decision,
     End,
     Fail,
+    HoldCheckpoints,
     Lifecycle,
     RecordEvent,
     Rejoin,
+    ReleaseCheckpoints,
     Show,
     Without,
 )
@@ -176,7 +177,7 @@ DEAD, OUT_OF_REACH = "node 1 died in round 0: killed by SIGKILL", "node 0 can't 
                 RecordEvent(0, "unreachable", f"{OUT_OF_REACH}; the two go on without each other"),
                 Tell(0, Lost(2, OUT_OF_REACH, apart=True)),
                 Tell(2, Lost(0, OUT_OF_REACH, apart=True)),
-                AbandonCheckpoints("nodes 0 and 2 can't reach each other"),
+                HoldCheckpoints("nodes 0 and 2 can't reach each other"),
             ],
         ),
     ],
@@ -592,8 +593,9 @@ def test_pair_comes_together_once_both_have_reached_each_other() -> None:
         RecordEvent(
             0, "reached", "node 0 and node 2 reach each other again, and wait for each other from round 6 on"
         ),
-        AbandonCheckpoints("nodes 0 and 2 reach each other again"),
     ]
+    assert scene.take(0, Progress(6, 0.0, Traffic())) == []  # node 2 is still in a round without node 0
+    assert scene.take(2, Progress(6, 0.0, Traffic())) == [ReleaseCheckpoints()]
     assert scene.take(2, Reached(0)) == []
 
 
@@ -621,7 +623,24 @@ def test_pair_that_is_cut_is_over_with_either_node() -> None:
     scene = parted(0)
     scene.take(2, Exited("killed by SIGKILL"))
     assert scene.of(Tell)[-2:] == [Tell(rank, Lost(2, scene.shown()[-1], 0)) for rank in (0, 1)]
+    assert scene.of(ReleaseCheckpoints) == [ReleaseCheckpoints()]
     assert scene.take(0, Reached(2)) == []
+
+
+def test_nodes_that_wait_for_lost_peers_say_that_they_wait_for_each_other() -> None:
+    scene = Scene(3, gather={"lost_peer": "wait", "timeout_s": 5.0}).begin()
+    [event, *_] = scene.take(0, Unreachable(2, "timed out"))
+    assert (
+        event.text == f"{OUT_OF_REACH}; the two wait for each other in vain, up to gather.timeout_s a round"
+    )
+
+
+def test_events_of_very_many_pairs_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "MAX_PAIR_EVENTS", 1)
+    scene = Scene(4).begin()
+    for peer in (1, 2, 3):
+        scene.take(0, Unreachable(peer, "timed out"))
+    assert [event for _, event in scene.events()] == ["unreachable", "left-out"]
 
 
 def test_waits_are_reported_while_no_round_ends() -> None:

@@ -47,6 +47,7 @@ class CheckpointCoordinator:
         self._alive: set[int] = set()
         self._done: set[int] = set()
         self._open: dict[int, _Open] = {}
+        self._held: str | None = None  # why no checkpoint can be made now
         # The newest complete checkpoint, and the newest up to which all are complete or abandoned.
         self._complete = self._settled = highest(folder.checkpoints)
         self._wall_before_s = 0.0 if checkpoint is None else checkpoint.wall_s
@@ -56,8 +57,10 @@ class CheckpointCoordinator:
         self._alive, self._start = set(alive), start
 
     def last(self) -> int | None:
-        """The number of the checkpoint at the end of the run; None without checkpoints."""
-        return max([self._settled, *self._open]) + 1 if self._on else None
+        """The number of the checkpoint at the end of the run; None without checkpoints, or if none can be made now."""
+        if not self._on or self._held is not None:
+            return None
+        return max([self._settled, *self._open]) + 1
 
     def check(self, rank: int, message: protocol.FromProcess) -> None:
         """Raise Violation for a message about a checkpoint that is not due."""
@@ -95,6 +98,10 @@ class CheckpointCoordinator:
         if number <= self._settled:
             self._tell(rank, protocol.Command("settled", self._settled))
             return
+        if self._held is not None:
+            self._folder.drop(number)
+            self._settle(number)
+            return
         if number not in self._open:
             self._open[number] = _Open()
             if len(self._open) > MAX_OPEN:
@@ -117,6 +124,20 @@ class CheckpointCoordinator:
     def abandon(self, why: str) -> None:
         """Abandon the checkpoints that are not complete: messages that belong to them may not arrive."""
         self._give_up(max(self._open, default=0), why)
+
+    def hold(self, why: str) -> None:
+        """Make no checkpoint until :meth:`release`: nodes that take part without each other are in rounds that do not fit
+        together, and do not count each other's messages."""
+        if self._held is None and self._on:
+            self._say(f"no checkpoint is made for now: {why}")
+        self.abandon(why)
+        self._held = why
+
+    def release(self) -> None:
+        """Make the checkpoints that are due again."""
+        if self._on:
+            self._say("checkpoints are made again")
+        self._held = None
 
     def _give_up(self, number: int, why: str) -> None:
         """Abandon a checkpoint, and the earlier ones that are not complete."""

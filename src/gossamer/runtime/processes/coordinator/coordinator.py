@@ -33,13 +33,14 @@ from gossamer.runtime.processes import protocol
 from gossamer.runtime.processes.coordinator.checkpoints import CheckpointCoordinator
 from gossamer.runtime.processes.coordinator.checks import MAX_EVENTS, Checks
 from gossamer.runtime.processes.coordinator.lifecycle import (
-    AbandonCheckpoints,
     Decision,
     End,
     Fail,
+    HoldCheckpoints,
     Lifecycle,
     RecordEvent,
     Rejoin,
+    ReleaseCheckpoints,
     Show,
     Without,
 )
@@ -201,10 +202,11 @@ class Coordinator:
         return parameters, buffers if buffers.shape[1] else None
 
     def _begin(self) -> None:
+        if self._resumed_from is not None:
+            self._clock.update(max(self._resumed_from.times_s.values()), runs=False)
         self._workers.assemble(self._wait)
         self._execute(self._lifecycle.start(time.monotonic()))
         if self._resumed_from is not None:
-            self._clock.update(max(self._resumed_from.times_s.values()), runs=False)
             metrics = read_metrics(self._folder.path)
             self._rows.resume(self._resumed_from, metrics)
             self._checks.resume(metrics)
@@ -339,6 +341,8 @@ class Coordinator:
         for decision in decisions:
             match decision:
                 case Fork() | Signal() | Tell():
+                    if isinstance(decision, Fork):
+                        self._faulty.discard(decision.rank)
                     self._workers.do(decision)
                 case RecordEvent(rank=rank, event=event, text=text, show=show):
                     self.record(rank, event, text, show=show)
@@ -349,8 +353,10 @@ class Coordinator:
                     self._rows.without(rank, gone_s=self._clock.now() if gone else None, keep=keep)
                 case Rejoin():
                     self._rejoin(decision)
-                case AbandonCheckpoints(why=why):
-                    self._checkpoints.abandon(why)
+                case HoldCheckpoints(why=why):
+                    self._checkpoints.hold(why)
+                case ReleaseCheckpoints():
+                    self._checkpoints.release()
                 case End(reason=reason):
                     raise EndOfRun(reason)
                 case Fail(error=error):

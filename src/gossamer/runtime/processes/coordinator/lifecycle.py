@@ -54,6 +54,8 @@ LAST_S = 3_600.0
 a last evaluation may take long."""
 CHECK_SILENCE_S = 1.0
 """Seconds between two checks for silent nodes."""
+MAX_PAIR_EVENTS = 1_000
+"""Events of pairs of nodes that are recorded and shown."""
 REPORT_WAITS_S = 30.0
 """Seconds without a completed round after which the user is told, repeatedly, what nodes wait for."""
 
@@ -98,10 +100,15 @@ class Rejoin:
 
 
 @dataclass(frozen=True)
-class AbandonCheckpoints:
-    """Make no checkpoint of what is under way: some of its messages will not arrive."""
+class HoldCheckpoints:
+    """Make no checkpoint for now: two nodes take part without each other."""
 
     why: str
+
+
+@dataclass(frozen=True)
+class ReleaseCheckpoints:
+    """Make checkpoints again."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +125,7 @@ class Fail:
     error: RunFailed
 
 
-Decision = ToPool | RecordEvent | Show | Without | Rejoin | AbandonCheckpoints | End | Fail
+Decision = ToPool | RecordEvent | Show | Without | Rejoin | HoldCheckpoints | ReleaseCheckpoints | End | Fail
 """What the coordinator executes. Nothing after an end or a failure counts."""
 
 
@@ -170,6 +177,7 @@ class Lifecycle:
         self._rounds = dict.fromkeys(range(experiment.nodes), 0) if rounds is None else rounds
         self._gathers = experiment.algorithm.gathers
         self._needs_all = experiment.gather.lost_peer == "fail"
+        self._waits = self._gathers and experiment.gather.lost_peer == "wait"
         self._fault_queue = setup.faults.event_queue()
         self._at_rounds = {rank: list(crashes) for rank, crashes in setup.faults.at_rounds.items()}
         self.nodes: dict[int, NodeState] = {}  # the newest process of each node, by rank
@@ -192,6 +200,10 @@ class Lifecycle:
             experiment.failures.detection_s / 2, 2 * report_every_s(experiment.nodes) + CHECK_SILENCE_S
         )
         self._cut: dict[frozenset[int], CutPair] = {}
+        self._pair_events = 0
+        self._meeting: dict[
+            frozenset[int], int
+        ] = {}  # pairs until both have come to the round from which they wait
         self._unplanned: dict[int, str] = {}  # why ranks were lost or unreachable, if no fault planned it
         self._initial_faults: list[FaultEvent] = []
         self._restarts = self.presence.restarts
@@ -337,6 +349,7 @@ class Lifecycle:
                 self._completed(node, values.round)
             case protocol.Done(round=round, leaves=leaves):
                 node.done, node.round = True, round
+                self._release_checkpoints()
                 if leaves and not node.leaving and node.returns:  # it was too late to stay
                     node.leaving = True
                     self._restarts[node.rank] = node.returns
@@ -381,6 +394,7 @@ class Lifecycle:
     def _completed(self, node: NodeState, round: int) -> None:
         if round > node.round:
             node.round, self._last_progress_at = round, self._now
+            self._release_checkpoints()
 
     # --- what the driver asks
 
@@ -575,23 +589,24 @@ class Lifecycle:
                 self._part(pair, names)
             pair.unreached.add(node.rank)
             return
-        cut = not (self._needs_all or peer.silent_s > self._unheard_s)
-        self._record(node.rank, "unreachable", f"{text}; the two go on without each other" if cut else text)
         if self._needs_all:
+            self._record(node.rank, "unreachable", text)
             self._fail(text, node=node.rank)
-        elif cut:
-            pair = self._cut[names] = CutPair(text, set())
-            self._part(pair, names)
-        else:
+        elif peer.silent_s > self._unheard_s:
+            self._record(node.rank, "unreachable", text)
             self._unplanned[rank] = text
             self._lose(rank, text, keep=True)
+        else:
+            self._record_pair(life.apart(node.rank, text, waits=self._waits))
+            pair = self._cut[names] = CutPair(text, set())
+            self._part(pair, names)
 
     def _part(self, pair: CutPair, names: frozenset[int]) -> None:
         """Let two nodes go on without each other."""
         pair.unreached, pair.rounds = set(names), {}
         for rank, other in permutations(sorted(names)):
             self._tell(rank, Lost(other, pair.why, apart=True))
-        self._decide(AbandonCheckpoints("nodes {} and {} can't reach each other".format(*sorted(names))))
+        self._decide(HoldCheckpoints("nodes {} and {} can't reach each other".format(*sorted(names))))
 
     def _reached(self, node: NodeState, rank: int) -> None:
         """A node has reached a peer that it was cut off from. If the peer has reached it too, ask both for their rounds."""
@@ -611,14 +626,26 @@ class Lifecycle:
         first, second = sorted(pair.rounds)
         for rank, other in ((first, second), (second, first)):
             self._tell(rank, Meet([(other, since)]))
-        self._record(*life.together(first, second, since if self._gathers else None))
-        self._decide(AbandonCheckpoints(f"nodes {first} and {second} reach each other again"))
+        self._record_pair(life.together(first, second, since if self._gathers else None))
+        self._meeting[frozenset(pair.rounds)] = since
+        self._release_checkpoints()
+
+    def _release_checkpoints(self) -> None:
+        """Make checkpoints again once no node takes part without another one. Earlier ones would not tell from which round
+        on two nodes wait for each other."""
+        held = bool(self._meeting)
+        for names, since in list(self._meeting.items()):
+            if all(self.nodes[rank].done or self.nodes[rank].round >= since for rank in names):
+                del self._meeting[names]
+        if held and not (self._meeting or self._cut):
+            self._decide(ReleaseCheckpoints())
 
     def _lose(self, rank: int, why: str, *, keep: bool, incarnation: int | None = None) -> None:
         """Make the other nodes stop waiting for a node and sending to it."""
         self._awaited.discard(rank)
         self._reported_rounds.pop(rank, None)
-        self._cut = {names: pair for names, pair in self._cut.items() if rank not in names}
+        if self._cut or self._meeting:
+            self._forget_pairs(rank)
         if self.presence.lose(rank, why):
             self._tell_all(self._present(), Lost(rank, why, incarnation))
             self._decide(Without(rank, keep, gone=incarnation is not None))
@@ -627,6 +654,13 @@ class Lifecycle:
         ):  # the others already go on without it, but its last value counted until now
             self._decide(Without(rank, keep))
         self._introduce_next()
+
+    def _forget_pairs(self, rank: int) -> None:
+        """A node is away from all others now."""
+        self._cut = {names: pair for names, pair in self._cut.items() if rank not in names}
+        self._meeting = {names: since for names, since in self._meeting.items() if rank not in names}
+        if not (self._cut or self._meeting):
+            self._decide(ReleaseCheckpoints())
 
     def _present(self) -> list[int]:
         return sorted(self.alive - self._lost)
@@ -688,6 +722,17 @@ class Lifecycle:
 
     def _record(self, rank: int | None, event: str, text: str) -> None:
         self._decide(RecordEvent(rank, event, text))
+
+    def _record_pair(self, event: life.LifeEvent) -> None:
+        """Record an event of two nodes: between two machines, there may be a quarter of a million of such pairs."""
+        self._pair_events += 1
+        if self._pair_events <= MAX_PAIR_EVENTS:
+            self._record(*event)
+        elif self._pair_events == MAX_PAIR_EVENTS + 1:
+            only = (
+                f"only the first {MAX_PAIR_EVENTS:,} events of pairs that can't reach each other are recorded"
+            )
+            self._record(None, "left-out", only)
 
     def _fail(self, text: str, **where: Any) -> None:
         self._decide(Fail(RunFailed(text, **where)))

@@ -390,7 +390,7 @@ class JoinedWorkers(Workers):
         if worker is None:
             self._joined += 1
             worker = self._new(join.session, f"worker {self._joined} ({host})", join.slots)
-            worker.address, self._changed_at = host, time.monotonic()
+            worker.address = host
             if not self._began:
                 self._record_join(worker)
         else:
@@ -416,7 +416,7 @@ class JoinedWorkers(Workers):
         self._gone[self._session_of(worker)] = f"it {why}"
         del self._workers[self._session_of(worker)]
         worker.session.send(protocol.Dismissed(f"it {why}"))
-        worker.dismissed, self._changed_at = True, time.monotonic()
+        worker.dismissed = True
         self._told = [session for session in self._told if session.channel is not None] + [worker.session]
         # A service may start a worker again and again.
         if (refusal := f"{worker.address} {why}") not in self._refused:

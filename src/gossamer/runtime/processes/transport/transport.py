@@ -228,6 +228,7 @@ class Transport:
             self._drop(peer, why)
         peer.apart = apart
         if apart:
+            peer.ended = -1  # if its messages were refused, it may try again, as after any introduction
             self.dial(peer)
 
     def mark_found(self, rank: int) -> None:
