@@ -191,6 +191,29 @@ async def test_checkpoint_is_abandoned_when_a_node_goes_or_returns(event: str, t
         assert len(run.notices) == 1
 
 
+@on_loop
+async def test_no_checkpoint_is_made_while_a_pair_is_cut(tmp_path: Path) -> None:
+    """The two would not count each other's messages, and a resumed run would take new ones for known ones."""
+    async with run_in(tmp_path) as run:
+        await all_send(run)
+        run.members[0].end_round()
+        run.checkpoints.hold("nodes 1 and 2 can't reach each other")
+        assert run.checkpoints.last() is None
+        for member in run.members[1:]:
+            member.end_round()
+        for member in run.members:
+            member.end_round()
+        await settle()
+        assert newest(run.folder.checkpoints) is None
+        run.checkpoints.release()
+        for member in run.members:
+            member.end_round()
+        await run.until_complete(3)
+        first, *others = run.notices
+        assert first == "no checkpoint is made for now: nodes 1 and 2 can't reach each other"
+        assert others[-1] == "checkpoints are made again"
+
+
 def test_death_of_the_last_nodes_completes_no_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path, "run", experiment="", environment={})
     assembly = CheckpointCoordinator(EXPERIMENT, folder, None, lambda rank, *message: None, lambda text: None)
