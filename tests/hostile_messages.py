@@ -37,6 +37,7 @@ OF_NODES: list[protocol.FromProcess] = [
     protocol.Event("slow", "3 of 4 computations took longer"),
     protocol.CurrentRound(1, 2),
     protocol.Unreachable(1, "silent for 4 s"),
+    protocol.Reached(1),
     protocol.Marked(1, {1: 5}),
     protocol.Saved(1, 2, 1.5, None),
     protocol.Saved(None, 2, 1.5),
