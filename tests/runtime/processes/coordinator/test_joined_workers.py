@@ -179,3 +179,21 @@ def test_start_says_who_is_waited_for_and_ends_after_its_limit(
     clock[0] = 41.6
     with pytest.raises(RunFailed, match="no further worker has joined within engine.start_timeout_s = 20 s"):
         scene.workers._check_start(reminder)
+
+
+def test_worker_that_comes_back_after_each_refusal_does_not_prolong_the_start(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service starts it again every five seconds."""
+    clock = [0.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    worker, reminder = scene.worker, module.Reminder()
+    for again in range(4):
+        clock[0] = 1.0 + 5.0 * again
+        scene.workers._refuse(worker, "has other code: mine.py")
+        scene.workers._check_start(reminder)
+        worker = scene.workers._workers[str(again)] = _Worker(f"worker {again + 2}", 4, scene.session)
+    scene.workers._refuse(worker, "has other code: mine.py")
+    clock[0] = 21.5
+    with pytest.raises(RunFailed, match="no further worker has joined .*; refused:  has other code: mine.py"):
+        scene.workers._check_start(reminder)

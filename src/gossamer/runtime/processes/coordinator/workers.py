@@ -418,9 +418,9 @@ class JoinedWorkers(Workers):
         worker.session.send(protocol.Dismissed(f"it {why}"))
         worker.dismissed = True
         self._told = [session for session in self._told if session.channel is not None] + [worker.session]
-        # A service may start a worker again and again.
+        # A service may start a worker again and again, which is no change.
         if (refusal := f"{worker.address} {why}") not in self._refused:
-            self._refused[refusal] = None
+            self._refused[refusal], self._changed_at = None, time.monotonic()
             self._record("refused", f"{worker.name} is refused: it {why}")
 
     def _disconnected(self, session_name: str, error: str | None) -> None:
