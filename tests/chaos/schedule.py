@@ -53,6 +53,8 @@ FAULTS = (
 LOSSES = (
     "partition, groups: [$some], from_s: $at, to_s: $to",
     "loss, probability: $probability, from_s: $at, to_s: $to",
+)
+CUT_PAIRS = (
     "loss, probability: 1.0, links: [[$rank, $other]], from_s: $at, to_s: $to",
     "loss, probability: 1.0, links: [[$rank, $other], [$other, $rank]], from_s: $at, to_s: $to",
 )
@@ -151,6 +153,8 @@ def draw(seed: int) -> Schedule:
     needed = kind.model_construct().needed_ranks(nodes)
     away = [rank for rank in range(nodes) if rank not in needed]
     disturbances = [_drawn(rng(f"fault {k}"), faults, away, rounds * STEP_S) for k in range(number)]
+    if losing and one_of("pairs", True, False):
+        disturbances.append(_drawn(rng("pair"), CUT_PAIRS, away, rounds * STEP_S))
     if one_of("outside", True, False):
         disturbances.append(
             _drawn(rng("from outside"), ("disk full", *HARMLESS), range(nodes), rounds * STEP_S)

@@ -15,6 +15,7 @@ from gossamer.learning.mixing import Mix, Sum, combine
 from gossamer.learning.rows import Rows
 from gossamer.learning.thread_pool import ThreadPool
 from gossamer.messages.tags import Part
+from gossamer.node.waiting import all_ended
 from gossamer.runtime.recording import Profile
 from gossamer.runtime.simulate import mixing as module
 from gossamer.runtime.simulate.core import Core
@@ -113,6 +114,20 @@ def test_sum_is_computed_only_when_read() -> None:
         assert calls == [1]
     torch.testing.assert_close(scene.held[0], 0.8 * own + 0.2 * neighbour)
     assert scene.held[0]._version == version  # the node did not modify its snapshot
+
+
+def test_nodes_go_on_in_the_order_of_ranks_whatever_is_deferred() -> None:
+    """A message that a resumed run has from a checkpoint is no row of the store, so its sum is not deferred."""
+    scene, order = Scene(4), []
+
+    async def step(node: int, vector: torch.Tensor) -> None:
+        await scene.mixing.submit(node, Held(scene, node, {3: vector}, {3: 0.5}), read=False)
+        order.append(node)
+
+    vectors = [scene.held[3].clone(), scene.held[3], scene.held[3].clone()]
+    steps = [scene.core.spawn(step(node, vector)) for node, vector in enumerate(vectors)]
+    scene.core.run(all_ended(scene.core.slot, steps))
+    assert order == [0, 1, 2]
 
 
 def test_inbox_may_change_after_mixing_is_submitted() -> None:

@@ -79,26 +79,29 @@ class Mixer:
             self.settle()
 
     def _run(self, requests: Sequence[_Request]) -> None:
-        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the threads."""
-        others: list[tuple[InboxJob, Slot]] = []
+        """Run steps of different nodes: sums of whole vectors become deferred, the others run on the threads. The nodes go on
+        in the order of their ranks, whatever becomes of their steps: a resumed run may defer others."""
+        done: list[tuple[InboxJob, Slot, Any, Exception | None]] = []
+        others: list[int] = []
         for _, step, _, slot in requests:
             if slot.done():  # cancelled
                 continue
+            row, failure = None, None
             try:
                 step.prepare()
                 self.settle_for(step.own)
-                row = self._defer(step)
-                if row is None:
-                    others.append((step, slot))
-                else:
-                    slot.set_result(step.commit(row))
+                if (row := self._defer(step)) is None:
+                    others.append(len(done))
             except Exception as error:  # noqa: BLE001 - the author's inbox or weights; raised where it is awaited
-                slot.set_exception(error)
-        if not others:
-            return
-        shared = self._rows.length >= MIN_LENGTH
-        attempts = (self._threads.map if shared else map)(self._attempt, [step for step, _ in others])
-        for (step, slot), (result, failure) in zip(others, attempts, strict=True):
+                failure = error
+            done.append((step, slot, row, failure))
+        if others:
+            shared = self._rows.length >= MIN_LENGTH
+            steps = [done[place][0] for place in others]
+            attempts = (self._threads.map if shared else map)(self._attempt, steps)
+            for place, (result, failure) in zip(others, attempts, strict=True):
+                done[place] = (*done[place][:2], result, failure)
+        for step, slot, result, failure in done:
             try:
                 if failure is not None:
                     raise failure
