@@ -267,8 +267,8 @@ def _resume_run(
     times = [*recorded.get("resumed", []), current]
     write_json(folder.path / "environment.json", {**recorded, "resumed": times})
     known = (latest(recorded).get("fingerprint") or unknown())["code"]
-    code = engine.fingerprint["code"].items()
-    new = {name: hash_ for name, hash_ in code if known.get(name) != hash_}
+    code = engine.fingerprint["code"]
+    new = {name: code[name] for name in changed_code(known, code) if name in code}
     folder.write_sources(sources(experiment, new), resumed=len(times))
     before = latest(recorded).get("numerics")
     if before is not None and before != current["numerics"] and "workers" not in latest(recorded):

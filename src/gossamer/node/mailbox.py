@@ -214,7 +214,7 @@ class Mailbox:
         self._longest_late = 0  # maximum number of parts of their tags
         self.retired = False
         # Numbers of messages, and of values in those delivered since the last check, at which unread ones are dropped; and
-        # the number of the message, all earlier ones of which can't be too many.
+        # the number of the first message with which there may be too many.
         self._most_unread, self._most_values = 2 * MAX_UNREAD, 2 * MAX_UNREAD_VALUES
         self._check_at = self._most_unread
         self._values = 0

@@ -1,13 +1,16 @@
-"""Keys for tests of the transport."""
+"""Keys for tests of the transport, and workers on this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import transport_scene
 
+from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.security import Security, issue
+from worker_fleet import TOKEN, Fleet, free_port
 
 
 def issued(nodes: int) -> list[Security]:
@@ -44,3 +47,15 @@ def tls(securities: list[Security]) -> Iterator[None]:
     transport_scene.securities.extend(securities)
     yield
     transport_scene.securities.clear()
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(tmp_path)
+    yield fleet
+    fleet.close()
+
+
+@pytest.fixture
+def listen() -> Listen:
+    return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)

@@ -79,33 +79,29 @@ def cut(machines: Lab, how: str) -> Callable[[], None]:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["for a while", "for good", "one way"])
 def test_machines_that_cannot_reach_each_other_hold_nobody_up(
-    machines: Lab, tmp_path: Path, how: str
+    machines: Lab, fleet: Fleet, tmp_path: Path, how: str
 ) -> None:
     EXPERIMENT.save(tmp_path / "experiment.yaml")
-    fleet = Fleet(tmp_path)
-    try:
-        address = f"{machines.address('alice')}:{PORT}"
-        options = ["--listen", address, "--token", TOKEN, "--min-workers", "3", "--no-report", "--json"]
-        arguments = ["run", str(tmp_path / "experiment.yaml"), "--out", str(tmp_path / "runs"), *options]
-        run = fleet.run(arguments, f"{machines.prefix}alice")
-        for name in NAMES:
-            fleet.start(address, slots=2, space=f"{machines.prefix}{name}")
+    address = f"{machines.address('alice')}:{PORT}"
+    options = ["--listen", address, "--token", TOKEN, "--min-workers", "3", "--no-report", "--json"]
+    arguments = ["run", str(tmp_path / "experiment.yaml"), "--out", str(tmp_path / "runs"), *options]
+    run = fleet.run(arguments, f"{machines.prefix}alice")
+    for name in NAMES:
+        fleet.start(address, slots=2, space=f"{machines.prefix}{name}")
 
-        def until(happened: Callable[[], bool]) -> None:
-            deadline = time.monotonic() + 60
-            while not happened():
-                assert time.monotonic() < deadline, fleet.said()
-                time.sleep(0.01)
+    def until(happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not happened():
+            assert time.monotonic() < deadline, fleet.said()
+            time.sleep(0.01)
 
-        until(lambda: sum(path.stat().st_size for path in tmp_path.glob("runs/**/metrics*")) > 20_000)
-        undo = cut(machines, how)
-        until(lambda: fleet.said().count("the two go on without each other") == 4)
-        if how == "for a while":
-            undo()
-            until(lambda: fleet.said().count("reach each other again") == 4)
-        assert fleet.wait(run) == 0, fleet.said()
-    finally:
-        fleet.close()
+    until(lambda: sum(path.stat().st_size for path in tmp_path.glob("runs/**/metrics*")) > 20_000)
+    undo = cut(machines, how)
+    until(lambda: fleet.said().count("the two go on without each other") == 4)
+    if how == "for a while":
+        undo()
+        until(lambda: fleet.said().count("reach each other again") == 4)
+    assert fleet.wait(run) == 0, fleet.said()
     summary = json.loads((tmp_path / "output-1.txt").read_text().splitlines()[-1])
     assert summary["status"] == "done"
     recorded = gossamer.load_run(tmp_path / "runs")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -78,18 +78,6 @@ class At(Observer):
 
     def say(self, text: str) -> None:
         self.texts.append(text)
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
-    yield fleet
-    fleet.close()
-
-
-@pytest.fixture
-def listen() -> Listen:
-    return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)
 
 
 def same(left: Run, right: Run) -> bool:

@@ -51,13 +51,6 @@ def experiment(**changes: Any) -> Experiment:
     return Experiment.of({**fields, **changes})
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
-    yield fleet
-    fleet.close()
-
-
 def start(fleet: Fleet, machines: Lab, described: Experiment, *options: str) -> list[int]:
     """The process ids of a run at alice, and of a worker at each machine."""
     described.save(fleet.folder / "experiment.yaml")

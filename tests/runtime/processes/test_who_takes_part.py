@@ -25,7 +25,7 @@ from gossamer.runtime.processes.coordinator.computers import differing, new_nume
 from gossamer.runtime.processes.coordinator.listener import WorkerListener
 from gossamer.runtime.processes.fork_server import Listen
 from gossamer.runtime.processes.worker.worker import run_worker
-from worker_fleet import TOKEN, Fleet, free_port
+from worker_fleet import TOKEN, Fleet
 
 ALGORITHM = """
 from pathlib import Path
@@ -110,18 +110,6 @@ class Says(Observer):
             if sum(words in text for text in self.texts) >= count:
                 self._acts.remove((words, count, act))
                 act()
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    fleet = Fleet(tmp_path)
-    yield fleet
-    fleet.close()
-
-
-@pytest.fixture
-def listen() -> Listen:
-    return Listen(f"127.0.0.1:{free_port()}", TOKEN, 2)
 
 
 Start = Callable[..., int]

@@ -52,8 +52,8 @@ class SimContext:
 
     @cached_property
     def calls(self) -> tuple[Any, ...]:
-        """What a node calls and what does not depend on the node. Each is bound once for all of them: a method bound for
-        every node takes 64 bytes, and one that is bound at each call takes time."""
+        """The functions that nodes call and that are the same for all of them. Each is bound once: a method bound for every
+        node takes 64 bytes, and one that is bound at each call takes time."""
         core, rows = self.core, self.rows
         of_rows = rows.store, rows.owns, rows.vector, self.mixing.settle_for
         return core.now, self.links.network_bytes, core.slot, core.spawn, *of_rows, self.compute.submit

@@ -624,7 +624,7 @@ class Lifecycle:
         del self._cut[frozenset(pair.rounds)]
         since = max(pair.rounds.values()) + 1 if self._gathers else 0
         first, second = sorted(pair.rounds)
-        for rank, other in ((first, second), (second, first)):
+        for rank, other in permutations((first, second)):
             self._tell(rank, Meet([(other, since)]))
         self._record_pair(life.together(first, second, since if self._gathers else None))
         self._meeting[frozenset(pair.rounds)] = since
